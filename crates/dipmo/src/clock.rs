@@ -1,0 +1,40 @@
+//! Time is the database's. A clock passes null to every statement, which then uses `now()`;
+//! a manual clock, for tests, passes its own time instead.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use time::OffsetDateTime;
+
+#[derive(Debug, Clone, Default)]
+pub struct Clock {
+    manual: Option<Arc<Mutex<OffsetDateTime>>>,
+}
+
+impl Clock {
+    /// The clock of the database server.
+    pub fn database() -> Self {
+        Self::default()
+    }
+
+    /// A clock that stands still until [`Clock::advance`] is called.
+    pub fn manual(start: OffsetDateTime) -> Self {
+        Self { manual: Some(Arc::new(Mutex::new(start))) }
+    }
+
+    /// What a statement gets for `coalesce($now, now())`: null unless the clock is manual.
+    pub fn for_statement(&self) -> Option<OffsetDateTime> {
+        self.manual.as_ref().map(|now| *now.lock().expect("no code panics while it holds the clock"))
+    }
+
+    /// The current time for decisions that are made in memory, close to the database's.
+    pub fn now(&self) -> OffsetDateTime {
+        self.for_statement().unwrap_or_else(OffsetDateTime::now_utc)
+    }
+
+    /// Moves a manual clock on; a database clock cannot be moved.
+    pub fn advance(&self, by: Duration) {
+        let manual = self.manual.as_ref().expect("only a manual clock is advanced");
+        *manual.lock().expect("no code panics while it holds the clock") += by;
+    }
+}

@@ -1,0 +1,61 @@
+//! Handlers that write their own tables: they are given the open transaction, so that the inbox
+//! entry, their SQL and the messages they send commit together or not at all.
+
+use async_trait::async_trait;
+use deadpool_postgres::Transaction;
+
+use crate::message::{Message, OutMessage};
+use crate::process::Failure;
+
+/// The open transaction, and the messages to send with it.
+#[expect(missing_debug_implementations, reason = "an open transaction has nothing to show")]
+pub struct Enlisted<'a> {
+    tx: &'a Transaction<'a>,
+    outbox: Vec<OutMessage>,
+}
+
+impl<'a> Enlisted<'a> {
+    pub(crate) fn new(tx: &'a Transaction<'a>) -> Self {
+        Self { tx, outbox: Vec::new() }
+    }
+
+    /// For the handler's own statements. Do not commit or roll back: the runner does.
+    pub fn tx(&self) -> &Transaction<'a> {
+        self.tx
+    }
+
+    /// Sends a message if and only if the transaction commits.
+    pub fn send(&mut self, message: OutMessage, cause: &Message) {
+        let mut message = message;
+        message.caused_by(cause);
+        self.outbox.push(message);
+    }
+
+    pub(crate) fn into_outbox(self) -> Vec<OutMessage> {
+        self.outbox
+    }
+}
+
+/// Handles messages inside the transaction that records them as handled.
+#[async_trait]
+pub trait EnlistedHandler: Send + Sync + 'static {
+    async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure>;
+
+    /// Handles the messages of one group, in order, in one transaction. Worth overriding where one
+    /// statement can serve them all.
+    async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[Message]) -> Result<(), GroupFailure> {
+        for (at, message) in messages.iter().enumerate() {
+            self.handle(enlisted, message).await.map_err(|failure| GroupFailure { at, failure })?;
+        }
+        Ok(())
+    }
+}
+
+/// A failure and the message of the group that it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupFailure {
+    /// Index into the group. The transaction is rolled back, and what came before is handled again
+    /// without it.
+    pub at: usize,
+    pub failure: Failure,
+}

@@ -1,0 +1,28 @@
+//! Durable inbox, process manager and outbox: exactly-once effects for event-driven systems.
+//!
+//! Modules in the order of the flow: [`ingress`] takes records from a broker, [`inbox`] says what
+//! becomes of each, [`process`] and [`handler`] are where user code decides, [`runner`] drives them,
+//! [`relay`] sends what the outbox holds, [`upkeep`] keeps the tables in shape, [`operator`] looks
+//! and repairs.
+
+pub mod ingress;
+pub mod inbox;
+pub mod process;
+pub mod handler;
+pub mod consumer;
+pub mod runner;
+pub mod relay;
+pub mod upkeep;
+pub mod operator;
+
+pub mod store;
+pub mod transport;
+
+pub mod backoff;
+pub mod clock;
+pub mod error;
+pub mod message;
+pub mod shutdown;
+
+pub use error::{Error, ErrorKind, Result};
+pub use message::{Destination, Message, OutMessage};

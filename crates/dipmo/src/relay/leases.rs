@@ -1,0 +1,102 @@
+//! Which shards this relay owns, shared between the loop that tends the leases and the lanes that use them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::store::postgres::relay_lease::TakenShard;
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Leases(Arc<Mutex<BTreeMap<i16, Lease>>>);
+
+#[derive(Debug)]
+struct Lease {
+    lane: &'static str,
+    epoch: i64,
+    renewed: Instant,
+    /// What was found when it was taken, until the lane has it.
+    arrival: Option<TakenShard>,
+    /// To be given back as soon as the lane has let go of it.
+    leaving: bool,
+}
+
+impl Leases {
+    pub(crate) fn add(&self, lane: &'static str, taken: Vec<TakenShard>, now: Instant) {
+        let mut held = self.lock();
+        for shard in taken {
+            let lease = Lease { lane, epoch: shard.epoch, renewed: now, leaving: false, arrival: None };
+            held.insert(shard.shard, Lease { arrival: Some(shard), ..lease });
+        }
+    }
+
+    /// Everything held, as shard and epoch.
+    pub(crate) fn held(&self) -> Vec<(i16, i64)> {
+        self.lock().iter().map(|(shard, lease)| (*shard, lease.epoch)).collect()
+    }
+
+    pub(crate) fn shards_of(&self, lane: &str) -> Vec<i16> {
+        self.lock().iter().filter(|(_, lease)| lease.lane == lane).map(|(shard, _)| *shard).collect()
+    }
+
+    /// Notes which leases were renewed; the others are lost. Asked for before the statement was sent.
+    pub(crate) fn renewed(&self, asked: &[(i16, i64)], renewed: &[i16], at: Instant) {
+        let mut held = self.lock();
+        for (shard, epoch) in asked {
+            match held.get_mut(shard) {
+                Some(lease) if lease.epoch == *epoch && renewed.contains(shard) => lease.renewed = at,
+                Some(lease) if lease.epoch == *epoch => drop(held.remove(shard)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Marks the highest `surplus` shards of the lane as leaving.
+    pub(crate) fn leave(&self, lane: &str, surplus: usize) {
+        let mut held = self.lock();
+        let of_lane = held.values_mut().rev().filter(|lease| lease.lane == lane);
+        of_lane.take(surplus).for_each(|lease| lease.leaving = true);
+    }
+
+    /// Takes out what is leaving and not in any lane's hands.
+    pub(crate) fn take_left(&self, in_use: impl Fn(i16) -> bool) -> Vec<(i16, i64)> {
+        let mut held = self.lock();
+        let left: Vec<(i16, i64)> =
+            held.iter().filter(|(shard, lease)| lease.leaving && !in_use(**shard)).map(|(s, l)| (*s, l.epoch)).collect();
+        left.iter().for_each(|(shard, _)| drop(held.remove(shard)));
+        left
+    }
+
+    /// True while the lease cannot have ended, and the shard is to be worked on.
+    pub(crate) fn holds(&self, shard: i16, epoch: i64, lease: Duration) -> bool {
+        let held = self.lock();
+        held.get(&shard).is_some_and(|l| l.epoch == epoch && !l.leaving && l.renewed.elapsed() < lease)
+    }
+
+    /// Shards of the lane that it has not seen yet.
+    pub(crate) fn arrivals(&self, lane: &str) -> Vec<TakenShard> {
+        let mut held = self.lock();
+        held.values_mut().filter(|lease| lease.lane == lane).filter_map(|lease| lease.arrival.take()).collect()
+    }
+
+    /// The lowest cursor among the arrivals.
+    pub(crate) fn floor(&self) -> Option<i64> {
+        self.lock().values().filter_map(|lease| lease.arrival.as_ref()).map(|shard| shard.cursor).min()
+    }
+
+    /// An arrival has gaps, whose owners can be known only from the locks.
+    pub(crate) fn wants_lockers(&self) -> bool {
+        self.lock().values().filter_map(|lease| lease.arrival.as_ref()).any(|shard| !shard.gaps.is_empty())
+    }
+
+    pub(crate) fn lose(&self, shard: i16) {
+        self.lock().remove(&shard);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<i16, Lease>> {
+        self.0.lock().expect("no code panics while it holds the leases")
+    }
+}

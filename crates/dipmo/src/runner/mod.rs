@@ -1,0 +1,218 @@
+//! Drives user code over batches of messages and settles each batch in one transaction.
+//!
+//! Promise: what `handle` settled has happened exactly once and in order within its key; what it could
+//! not settle has not happened at all. Not promised: order between keys.
+
+mod dlq;
+mod enlisted;
+mod fold;
+mod instances;
+mod worker;
+
+pub use fold::Delivery;
+pub use worker::{Worker, WorkerStep};
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tracing::debug;
+
+use crate::clock::Clock;
+use crate::consumer::{Consumer, Handler, VersionPolicy};
+use crate::error::{Error, ErrorKind, Result};
+use crate::inbox::{Fence, Settled};
+use crate::process::{Failure, Process};
+use crate::store::{InboxStore, LoadRequest, Loaded};
+use fold::{Folded, Known};
+
+/// A batch that loses this many races in a row gives its place up and is tried again later.
+const CONFLICTS_MAX: usize = 20;
+
+/// What became of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    pub processed: usize,
+    pub duplicates: usize,
+    pub ignored: usize,
+    pub retried: usize,
+    pub parked: usize,
+    pub dead: usize,
+    pub undecodable: usize,
+    /// Stored for workers, untouched.
+    pub received: usize,
+    pub timers: usize,
+    pub sent: usize,
+}
+
+impl std::ops::AddAssign for Report {
+    fn add_assign(&mut self, other: Self) {
+        self.processed += other.processed;
+        self.duplicates += other.duplicates;
+        self.ignored += other.ignored;
+        self.retried += other.retried;
+        self.parked += other.parked;
+        self.dead += other.dead;
+        self.undecodable += other.undecodable;
+        self.received += other.received;
+        self.timers += other.timers;
+        self.sent += other.sent;
+    }
+}
+
+/// Handles batches of one consumer.
+#[derive(Clone)]
+pub struct Runner {
+    store: Arc<dyn InboxStore>,
+    consumer: Arc<Consumer>,
+    clock: Clock,
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner").field("consumer", &self.consumer.name).finish_non_exhaustive()
+    }
+}
+
+impl Runner {
+    pub fn new(store: Arc<dyn InboxStore>, consumer: Arc<Consumer>, clock: Clock) -> Self {
+        Self { store, consumer, clock }
+    }
+
+    pub fn store(&self) -> &Arc<dyn InboxStore> {
+        &self.store
+    }
+
+    pub fn consumer(&self) -> &Consumer {
+        &self.consumer
+    }
+
+    /// Handles the deliveries, in order within each key, and settles them. The fence may hold more
+    /// than these deliveries need.
+    pub async fn handle(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        if deliveries.is_empty() {
+            return Ok(Report::default());
+        }
+        let report = match &self.consumer.handler {
+            Handler::Process(process) => self.decide(process.clone(), fence, deliveries).await?,
+            Handler::Enlisted { handler, grouping } => {
+                self.enlist(handler.as_ref(), *grouping, fence, deliveries).await?
+            }
+        };
+        self.count(&report);
+        Ok(report)
+    }
+
+    /// Stores the deliveries for workers, without handling them.
+    pub async fn store_only(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        let mut known = Known::default();
+        for _ in 0..CONFLICTS_MAX {
+            let folded = fold::store_only(&self.consumer, fence, deliveries, &known);
+            match self.store.settle(&folded.settlement).await? {
+                Settled::Committed => {
+                    self.count(&folded.report);
+                    return Ok(folded.report);
+                }
+                Settled::Duplicates(keys) => known.duplicates.extend(keys),
+                Settled::VersionsTaken(_) | Settled::Conflict => {}
+            }
+        }
+        Err(self.too_many_conflicts())
+    }
+
+    async fn decide(&self, process: Arc<dyn Process>, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        let mut report = Report::default();
+        // Halves are handled one after the other, which keeps the order of every key.
+        let mut parts = vec![deliveries];
+        while let Some(part) = parts.pop() {
+            match self.decide_part(process.as_ref(), fence, part, Known::default()).await {
+                Ok(done) => report += done,
+                Err(error) if error.kind() == ErrorKind::Poison && part.len() > 1 => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+                Err(error) if error.kind() == ErrorKind::Poison => {
+                    let mut known = Known::default();
+                    known.failures.insert(0, Failure::permanent("NOT_STORABLE", error.to_string()));
+                    report += self.decide_part(process.as_ref(), fence, part, known).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(report)
+    }
+
+    async fn decide_part(
+        &self,
+        process: &dyn Process,
+        fence: &Fence,
+        deliveries: &[Delivery],
+        mut known: Known,
+    ) -> Result<Report> {
+        for _ in 0..CONFLICTS_MAX {
+            let loaded = self.load(Some(process), deliveries).await?;
+            let now = self.clock.now();
+            let folded = fold::fold_process(&self.consumer, process, fence, &loaded, deliveries, &known, now);
+            match self.settle(&folded, &mut known).await? {
+                true => return Ok(folded.report),
+                false => continue,
+            }
+        }
+        Err(self.too_many_conflicts())
+    }
+
+    /// True when it is done, false when it must be folded again.
+    async fn settle(&self, folded: &Folded, known: &mut Known) -> Result<bool> {
+        match self.store.settle(&folded.settlement).await? {
+            Settled::Committed => return Ok(true),
+            Settled::Duplicates(keys) => known.duplicates.extend(keys),
+            Settled::VersionsTaken(keys) => folded.blame_versions(&keys, known),
+            Settled::Conflict => debug!(consumer = self.consumer.name, "changed since it was loaded"),
+        }
+        Ok(false)
+    }
+
+    async fn load(&self, process: Option<&dyn Process>, deliveries: &[Delivery]) -> Result<Loaded> {
+        let mut keys = BTreeSet::new();
+        let mut instances = BTreeSet::new();
+        for delivery in deliveries {
+            if let Some(message) = delivery.message() {
+                keys.insert(message.key.clone());
+                if let Some(process) = process {
+                    instances.insert((message.tenant.clone(), process.business_key(message)));
+                }
+            }
+            if let Delivery::Timer(_, instance) = delivery {
+                instances.insert((instance.tenant.clone(), instance.business_key.clone()));
+            }
+        }
+        let request = LoadRequest {
+            process_type: process.map(|process| process.name().to_owned()),
+            instances: instances.into_iter().collect(),
+            keys: keys.into_iter().collect(),
+            with_versions: self.consumer.versions != VersionPolicy::Unchecked,
+        };
+        self.store.load(&request).await
+    }
+
+    fn too_many_conflicts(&self) -> Error {
+        Error::new(ErrorKind::Conflict, format!("consumer {}: too many conflicts in a row", self.consumer.name))
+    }
+
+    fn count(&self, report: &Report) {
+        let outcomes = [
+            ("processed", report.processed),
+            ("duplicate", report.duplicates),
+            ("ignored", report.ignored),
+            ("retry", report.retried),
+            ("parked", report.parked),
+            ("dead", report.dead),
+            ("serde_error", report.undecodable),
+            ("received", report.received),
+        ];
+        for (outcome, count) in outcomes.into_iter().filter(|(_, count)| *count > 0) {
+            metrics::counter!("dipmo_inbox_messages_total",
+                "consumer" => self.consumer.name.clone(), "outcome" => outcome)
+            .increment(count as u64);
+        }
+    }
+}

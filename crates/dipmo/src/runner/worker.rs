@@ -1,0 +1,178 @@
+//! Works through what the table holds: first attempts in store mode, retries, released keys, timers.
+//!
+//! A worker owns buckets through leases. It claims in a transaction of its own, which counts the
+//! attempt, then handles and settles under the fence of its leases.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tracing::{debug, warn};
+
+use super::fold::Delivery;
+use super::{Report, Runner};
+use crate::consumer::Consumer;
+use crate::error::{ErrorKind, Result};
+use crate::inbox::Fence;
+use crate::shutdown::Shutdown;
+use crate::store::postgres::Db;
+use crate::store::postgres::inbox::PgInbox;
+use crate::store::{Claimed, InboxStore};
+
+/// A worker with nothing to do looks again after this long, or when it is woken.
+const IDLE_MAX: Duration = Duration::from_millis(500);
+const IDLE_MIN: Duration = Duration::from_millis(20);
+/// After a failure of the database.
+const TROUBLE: Duration = Duration::from_millis(500);
+/// Retries are few and may be slow: not more than this many in one batch.
+const DUE_MAX: usize = 50;
+
+/// What one step did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkerStep {
+    pub report: Report,
+    /// Messages moved behind their parked key, and keys freed.
+    pub moved: usize,
+}
+
+impl WorkerStep {
+    pub fn is_idle(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// One consumer's worker on this node.
+#[derive(Debug)]
+pub struct Worker {
+    runner: Runner,
+    owner: String,
+    wake: Arc<Notify>,
+    held: Fence,
+    renewed: Option<Instant>,
+    /// Claimed, but the database went away before it was settled: tried again under the same claim.
+    unsettled: Vec<Delivery>,
+}
+
+impl Worker {
+    /// Registers the consumer and makes its worker. `owner` names this node in leases.
+    pub async fn new(db: Db, consumer: Arc<Consumer>, owner: String, wake: Arc<Notify>) -> Result<Self> {
+        let clock = db.clock().clone();
+        let store = Arc::new(PgInbox::register(db, &consumer).await?);
+        Ok(Self::with(Runner::new(store, consumer, clock), owner, wake))
+    }
+
+    /// A worker over any store.
+    pub fn with(runner: Runner, owner: String, wake: Arc<Notify>) -> Self {
+        Self { runner, owner, wake, held: Fence::new(), renewed: None, unsettled: Vec::new() }
+    }
+
+    /// Works until asked to stop, then gives its buckets back.
+    pub async fn run(mut self, mut shutdown: Shutdown) {
+        let mut idle = IDLE_MIN;
+        while !shutdown.requested() {
+            match self.run_once().await {
+                Ok(step) if step.is_idle() => {
+                    self.pause(idle, &mut shutdown).await;
+                    idle = (idle * 2).min(IDLE_MAX);
+                }
+                Ok(_) => idle = IDLE_MIN,
+                Err(error) => {
+                    warn!(consumer = self.consumer().name, %error, "worker step failed");
+                    self.pause(TROUBLE, &mut shutdown).await;
+                }
+            }
+        }
+        if let Err(error) = self.store().release_buckets(&self.held).await {
+            debug!(%error, "leases were not given back; they expire");
+        }
+    }
+
+    /// Takes up and settles one batch of each kind of work.
+    pub async fn run_once(&mut self) -> Result<WorkerStep> {
+        self.hold_leases().await?;
+        let mut step = WorkerStep::default();
+        if !self.unsettled.is_empty() {
+            let unsettled = std::mem::take(&mut self.unsettled);
+            self.handle(unsettled, &mut step).await?;
+        }
+        if self.held.is_empty() {
+            return Ok(step);
+        }
+        let work = self.store().probe(&self.held).await?;
+        let batch_max = self.consumer().batch_max;
+        if work.due {
+            let claimed = self.store().claim_due(&self.held, DUE_MAX.min(batch_max)).await?;
+            self.handle_claimed(claimed, &mut step).await?;
+        }
+        if work.timers {
+            let timers = self.store().due_timers(&self.held, batch_max).await?;
+            let timers = timers.into_iter().map(|(timer, instance)| Delivery::Timer(timer, instance)).collect();
+            self.handle(timers, &mut step).await?;
+        }
+        if work.draining {
+            let claimed = self.store().claim_draining(&self.held, batch_max).await?;
+            self.handle_claimed(claimed, &mut step).await?;
+            step.moved += self.store().free_drained(&self.held).await?;
+        }
+        if work.received {
+            let claimed = self.store().claim_received(&self.held, batch_max).await?;
+            self.handle_claimed(claimed, &mut step).await?;
+        }
+        Ok(step)
+    }
+
+    /// The buckets held at the moment.
+    pub fn held(&self) -> &Fence {
+        &self.held
+    }
+
+    fn store(&self) -> &Arc<dyn InboxStore> {
+        self.runner.store()
+    }
+
+    fn consumer(&self) -> &Consumer {
+        self.runner.consumer()
+    }
+
+    async fn hold_leases(&mut self) -> Result<()> {
+        let lease = self.consumer().lease;
+        // A third of the lease: two renewals may fail before another node takes over.
+        if !self.held.is_empty() && self.renewed.is_some_and(|at| at.elapsed() < lease / 3) {
+            return Ok(());
+        }
+        self.held = self.store().lease_buckets(&self.owner, &self.held, lease).await?;
+        self.renewed = Some(Instant::now());
+        Ok(())
+    }
+
+    async fn handle_claimed(&mut self, claimed: Claimed, step: &mut WorkerStep) -> Result<()> {
+        step.moved += claimed.parked;
+        let deliveries = claimed.work.into_iter().map(Delivery::Stored).collect();
+        self.handle(deliveries, step).await
+    }
+
+    async fn handle(&mut self, deliveries: Vec<Delivery>, step: &mut WorkerStep) -> Result<()> {
+        match self.runner.handle(&self.held, &deliveries).await {
+            Ok(report) => {
+                step.report += report;
+                Ok(())
+            }
+            Err(error) => {
+                match error.kind() {
+                    // The claim counted an attempt that was not made: made good when the database is back.
+                    ErrorKind::Unavailable => self.unsettled = deliveries,
+                    ErrorKind::LeaseLost => self.held.clear(),
+                    _ => {}
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn pause(&self, limit: Duration, shutdown: &mut Shutdown) {
+        tokio::select! {
+            () = self.wake.notified() => {}
+            () = shutdown.wait_up_to(limit) => {}
+        }
+    }
+}

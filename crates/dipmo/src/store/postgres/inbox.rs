@@ -1,0 +1,226 @@
+//! The inbox of one consumer: registration, loading, and the trait that ties the stages together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio_postgres::Row;
+
+use super::{Db, begin, claim, commit, execute, lease, process, query, settle};
+use crate::consumer::{Consumer, Handler, VersionPolicy};
+use crate::error::Result;
+use crate::handler::{Enlisted, EnlistedHandler};
+use crate::inbox::{Fence, FiredTimer, Held, Settled, Settlement};
+use crate::message::Message;
+use crate::process::Instance;
+use crate::store::{Claimed, Enlistment, InboxStore, LoadRequest, Loaded, TakenPartition, Work};
+
+const REGISTER: &str = "
+-- inbox.register
+insert into dipmo.consumer (name) values ($1)
+on conflict (name) do update set name = excluded.name
+returning id";
+
+const UNSUBSCRIBE: &str = "
+-- inbox.unsubscribe
+delete from dipmo.subscription where consumer_id = $1 and event_type <> all($2)";
+
+const SUBSCRIBE: &str = "
+-- inbox.subscribe
+insert into dipmo.subscription (consumer_id, event_type) select $1, unnest($2::text[]) on conflict do nothing";
+
+const PARKED: &str = "
+-- inbox.parked
+select key, awaits_version from dipmo.parked_key where consumer_id = $1 and key = any($2)";
+
+const VERSIONS: &str = "
+-- inbox.versions
+select key, version from dipmo.inbox_version where consumer_id = $1 and key = any($2)";
+
+const BACKLOG: &str = "
+-- inbox.backlog
+select count(*) from (
+    select 1 from dipmo.inbox_work where consumer_id = $1 and state = 'RECEIVED' limit $2) w";
+
+/// The inbox of one consumer in PostgreSQL.
+#[derive(Debug, Clone)]
+pub struct PgInbox {
+    db: Db,
+    consumer_id: i32,
+    consumer: Arc<str>,
+    process_type: Arc<str>,
+    checks_versions: bool,
+}
+
+impl PgInbox {
+    /// Makes the consumer and its subscriptions known.
+    pub async fn register(db: Db, consumer: &Consumer) -> Result<Self> {
+        consumer.validate()?;
+        let mut client = db.client().await?;
+        let tx = begin(&mut client).await?;
+        let consumer_id: i32 = query(&db, &tx, REGISTER, &[&consumer.name]).await?[0].get(0);
+        let types = consumer.internal_types();
+        execute(&db, &tx, UNSUBSCRIBE, &[&consumer_id, &types]).await?;
+        execute(&db, &tx, SUBSCRIBE, &[&consumer_id, &types]).await?;
+        lease::create_buckets(&db, &tx, &consumer.name).await?;
+        commit(tx).await?;
+        let process_type = match &consumer.handler {
+            Handler::Process(process) => process.name().into(),
+            Handler::Enlisted { .. } => "".into(),
+        };
+        let checks_versions = consumer.versions != VersionPolicy::Unchecked;
+        Ok(Self { db, consumer_id, consumer: consumer.name.as_str().into(), process_type, checks_versions })
+    }
+
+    pub fn db(&self) -> &Db {
+        &self.db
+    }
+
+    pub(super) fn consumer_id(&self) -> i32 {
+        self.consumer_id
+    }
+
+    pub(super) fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
+    pub(super) fn process_type(&self) -> &str {
+        &self.process_type
+    }
+
+    pub(super) fn checks_versions(&self) -> bool {
+        self.checks_versions
+    }
+}
+
+#[async_trait]
+impl InboxStore for PgInbox {
+    async fn load(&self, request: &LoadRequest) -> Result<Loaded> {
+        let mut client = self.db.client().await?;
+        let tx = begin(&mut client).await?;
+        let mut loaded = Loaded::default();
+        if let (Some(process_type), false) = (&request.process_type, request.instances.is_empty()) {
+            let instances = process::load_by_key(&self.db, &tx, process_type, &request.instances).await?;
+            let keyed = |i: Instance| ((i.tenant.clone(), i.business_key.clone()), i);
+            loaded.instances.extend(instances.into_iter().map(keyed));
+        }
+        if !request.keys.is_empty() {
+            let rows = query(&self.db, &tx, PARKED, &[&self.consumer_id, &request.keys]).await?;
+            loaded.parked.extend(rows.iter().map(|row| (row.get(0), row.get(1))));
+        }
+        if request.with_versions {
+            let rows = query(&self.db, &tx, VERSIONS, &[&self.consumer_id, &request.keys]).await?;
+            loaded.versions.extend(rows.iter().map(|row| (row.get::<_, String>(0), row.get::<_, i64>(1))));
+        }
+        commit(tx).await?;
+        Ok(loaded)
+    }
+
+    async fn settle(&self, settlement: &Settlement) -> Result<Settled> {
+        settle::settle(self, settlement).await
+    }
+
+    async fn enlist(
+        &self,
+        settlement: &Settlement,
+        handler: &dyn EnlistedHandler,
+        messages: &[Message],
+    ) -> Result<Enlistment> {
+        let mut client = self.db.client().await?;
+        let tx = begin(&mut client).await?;
+        match settle::guard(self, &tx, settlement).await {
+            Ok(()) => {}
+            Err(settle::Stop::Retry(outcome)) => return settle::rolled_back(tx, Enlistment::Settled(outcome)).await,
+            Err(settle::Stop::Failed(error)) => return Err(error),
+        }
+        let mut enlisted = Enlisted::new(&tx);
+        if let Err(refused) = handler.handle_group(&mut enlisted, messages).await {
+            return settle::rolled_back(tx, Enlistment::Refused(refused)).await;
+        }
+        let mut whole = settlement.clone();
+        whole.outbox.extend(enlisted.into_outbox());
+        match settle::write(self, &tx, &whole).await {
+            Ok(()) => commit(tx).await.map(|()| Enlistment::Settled(Settled::Committed)),
+            Err(settle::Stop::Retry(outcome)) => settle::rolled_back(tx, Enlistment::Settled(outcome)).await,
+            Err(settle::Stop::Failed(error)) => Err(error),
+        }
+    }
+
+    async fn take_partition(&self, topic: &str, partition: i32, owner: &str) -> Result<TakenPartition> {
+        lease::take_partition(self, topic, partition, owner).await
+    }
+
+    async fn clear_stall(&self, held: &Held) -> Result<()> {
+        lease::clear_stall(&self.db, held).await
+    }
+
+    async fn lease_buckets(&self, owner: &str, held: &Fence, lease: Duration) -> Result<Fence> {
+        lease::lease_buckets(self, owner, held, lease).await
+    }
+
+    async fn release_buckets(&self, held: &Fence) -> Result<()> {
+        lease::release_buckets(&self.db, held).await
+    }
+
+    async fn probe(&self, fence: &Fence) -> Result<Work> {
+        claim::probe(self, fence).await
+    }
+
+    async fn claim_received(&self, fence: &Fence, max: usize) -> Result<Claimed> {
+        claim::received(self, fence, max).await
+    }
+
+    async fn claim_due(&self, fence: &Fence, max: usize) -> Result<Claimed> {
+        claim::due(self, fence, max).await
+    }
+
+    async fn claim_draining(&self, fence: &Fence, max: usize) -> Result<Claimed> {
+        claim::draining(self, fence, max).await
+    }
+
+    async fn free_drained(&self, fence: &Fence) -> Result<usize> {
+        claim::free_drained(self, fence).await
+    }
+
+    async fn due_timers(&self, fence: &Fence, max: usize) -> Result<Vec<(FiredTimer, Instance)>> {
+        claim::due_timers(self, fence, max).await
+    }
+
+    async fn backlog(&self, max: usize) -> Result<usize> {
+        let mut client = self.db.client().await?;
+        let tx = begin(&mut client).await?;
+        let rows = query(&self.db, &tx, BACKLOG, &[&self.consumer_id, &(max as i64)]).await?;
+        commit(tx).await?;
+        Ok(rows[0].get::<_, i64>(0) as usize)
+    }
+}
+
+/// Reads a row of dipmo.inbox as [`claim::FETCH`] lists it.
+pub(super) fn message(row: &Row, attempts: i32) -> Message {
+    let headers: Option<serde_json::Value> = row.get(16);
+    Message {
+        inbox_id: row.get(0),
+        source: row.get(1),
+        message_id: row.get(2),
+        topic: row.get(3),
+        partition: row.get(4),
+        offset: row.get(5),
+        key: row.get(6),
+        key_bytes: row.get::<_, Option<Vec<u8>>>(7).map(Into::into),
+        tenant: row.get(8),
+        aggregate_id: row.get(9),
+        aggregate_version: row.get(10),
+        event_type: row.get(11),
+        event_version: row.get(12),
+        correlation_id: row.get(13),
+        causation_id: row.get(14),
+        traceparent: row.get(15),
+        headers: headers.and_then(|value| match value {
+            serde_json::Value::Object(map) => Some(map),
+            _ => None,
+        }),
+        payload: row.get::<_, Option<Vec<u8>>>(17).map(Into::into),
+        event_time: row.get(18),
+        attempt: attempts.max(1) as u32,
+    }
+}

@@ -1,0 +1,188 @@
+//! The PostgreSQL store: one file a stage, one transaction a method, batches in and out.
+
+mod claim;
+mod columns;
+pub mod inbox;
+mod lease;
+pub(crate) mod operator;
+pub(crate) mod operator_doctor;
+pub(crate) mod operator_inbox;
+pub(crate) mod operator_keys;
+pub(crate) mod operator_outbox;
+pub(crate) mod operator_process;
+pub(crate) mod operator_status;
+pub(crate) mod outbox;
+mod process;
+pub mod schema;
+mod settle;
+pub(crate) mod upkeep;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Transaction};
+use tokio_postgres::{Config, NoTls};
+
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The schema that SQL in this crate is written for.
+const SCHEMA_DEFAULT: &str = "dipmo";
+/// Enough for one loop of each kind plus the groups of enlisted handlers that run side by side.
+const CONNECTIONS_MAX: usize = 16;
+
+/// A database: a pool of connections, the schema that holds our tables, and a clock.
+#[derive(Clone)]
+pub struct Db {
+    pool: Pool,
+    config: Config,
+    schema: String,
+    clock: Clock,
+}
+
+/// How to reach the database.
+#[derive(Clone)]
+pub struct DbOptions {
+    /// `postgres://user:password@host:port/database`; never printed.
+    pub url: String,
+    pub schema: String,
+    pub connections_max: usize,
+    pub application_name: String,
+    pub clock: Clock,
+}
+
+impl DbOptions {
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            schema: SCHEMA_DEFAULT.to_owned(),
+            connections_max: CONNECTIONS_MAX,
+            application_name: "dipmo".to_owned(),
+            clock: Clock::database(),
+        }
+    }
+}
+
+impl fmt::Debug for DbOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DbOptions").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Db {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Db").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+impl Db {
+    /// Makes the pool; connections are opened when they are first needed.
+    pub fn open(options: DbOptions) -> Result<Self> {
+        valid_schema_name(&options.schema)?;
+        // The parser's error may quote the URL, and with it the password: not passed on.
+        let mut config = Config::from_str(&options.url).map_err(|_| {
+            Error::invalid("the database URL is not valid: postgres://user:password@host:port/database")
+        })?;
+        config.application_name(&options.application_name);
+        let manager =
+            Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let pool = Pool::builder(manager)
+            .max_size(options.connections_max)
+            .build()
+            .map_err(|error| Error::invalid("making the connection pool").source(error))?;
+        Ok(Self { pool, config, schema: options.schema, clock: options.clock })
+    }
+
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// The settings to open a connection outside the pool, for LISTEN.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// A pooled connection.
+    pub async fn client(&self) -> Result<Object> {
+        self.pool
+            .get()
+            .await
+            .map_err(|error| Error::new(ErrorKind::Unavailable, "connecting to PostgreSQL").source(error))
+    }
+
+    /// SQL is written with the schema `dipmo`; a store on another schema reads it rewritten.
+    pub(crate) fn sql(&self, statement: &'static str) -> Cow<'static, str> {
+        if self.schema == SCHEMA_DEFAULT {
+            return Cow::Borrowed(statement);
+        }
+        Cow::Owned(statement.replace("dipmo.", &format!("{}.", self.schema)))
+    }
+}
+
+/// Runs a prepared statement of ours inside a transaction; prepared once per connection.
+pub(crate) async fn query(
+    db: &Db,
+    tx: &Transaction<'_>,
+    statement: &'static str,
+    params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+) -> Result<Vec<tokio_postgres::Row>> {
+    let prepared = tx.prepare_cached(&db.sql(statement)).await.map_err(|e| failed(statement, e))?;
+    tx.query(&prepared, params).await.map_err(|e| failed(statement, e))
+}
+
+/// Like [`query`], for statements whose count of rows is the answer.
+pub(crate) async fn execute(
+    db: &Db,
+    tx: &Transaction<'_>,
+    statement: &'static str,
+    params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+) -> Result<u64> {
+    let prepared = tx.prepare_cached(&db.sql(statement)).await.map_err(|e| failed(statement, e))?;
+    tx.execute(&prepared, params).await.map_err(|e| failed(statement, e))
+}
+
+/// Begins a transaction on a pooled connection.
+pub(crate) async fn begin(client: &mut Object) -> Result<Transaction<'_>> {
+    client.transaction().await.map_err(|e| failed("begin", e))
+}
+
+pub(crate) async fn commit(tx: Transaction<'_>) -> Result<()> {
+    tx.commit().await.map_err(|e| failed("commit", e))
+}
+
+/// Turns what the server said into what the caller should do. The first line of a statement names it.
+pub(crate) fn failed(statement: &str, error: tokio_postgres::Error) -> Error {
+    let name = statement.trim_start().lines().next().unwrap_or("").trim_start_matches("-- ");
+    let kind = match error.code().map(|code| code.code()) {
+        None => ErrorKind::Unavailable,
+        // Connection, rollback, resources, lock not available, operator intervention, system error.
+        Some(code) if ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => {
+            ErrorKind::Unavailable
+        }
+        // The schema changed under a cached plan: a new connection prepares it anew.
+        Some("0A000") => ErrorKind::Unavailable,
+        Some("23505") => ErrorKind::Conflict,
+        // A value that the database cannot hold: the input is at fault, and only it.
+        Some(code) if code.starts_with("22") || code.starts_with("54") || code == "23514" => ErrorKind::Poison,
+        Some("42P01" | "3F000" | "42883" | "42703" | "42501" | "28P01" | "28000" | "3D000") => ErrorKind::Invalid,
+        Some(_) => ErrorKind::Bug,
+    };
+    Error::new(kind, format!("database: {name}")).source(error)
+}
+
+fn valid_schema_name(name: &str) -> Result<()> {
+    let shape = name.len() <= 40
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if !shape {
+        return Err(Error::invalid(format!(
+            "schema name {name:?}: use lower case letters, digits and _, at most 40, a letter first"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Appends messages to the outbox, inside the transaction of whatever causes them.
+
+use std::collections::HashSet;
+
+use deadpool_postgres::Transaction;
+use uuid::Uuid;
+
+use super::columns::column;
+use super::{Db, execute, query};
+use crate::error::Result;
+use crate::message::OutMessage;
+
+const TAKE_VERSIONS: &str = "
+-- outbox.take_versions
+insert into dipmo.outbox_version (key, seen_at)
+-- In order, so that two transactions with the same keys wait for each other instead of deadlocking.
+select k, coalesce($2, now()) from unnest($1::uuid[]) k order by k
+on conflict do nothing
+returning key";
+
+const APPEND: &str = "
+-- outbox.append
+insert into dipmo.outbox (shard, message_id, destination, key, tenant, aggregate_type, aggregate_id,
+    aggregate_version, event_type, event_version, correlation_id, causation_id, traceparent, headers,
+    payload, occurred_at, created_at)
+select dipmo.outbox_shard(m.destination, m.key), m.message_id, m.destination, m.key, m.tenant,
+    m.aggregate_type, m.aggregate_id, m.aggregate_version, m.event_type, m.event_version,
+    m.correlation_id, m.causation_id, m.traceparent, m.headers::jsonb, m.payload,
+    coalesce($16, now()), coalesce($16, now())
+from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[],
+    $8::text[], $9::integer[], $10::text[], $11::text[], $12::text[], $13::text[], $14::bytea[], $15::bigint[])
+    as m (message_id, destination, key, tenant, aggregate_type, aggregate_id, aggregate_version,
+          event_type, event_version, correlation_id, causation_id, traceparent, headers, payload, n)
+order by m.n";
+
+/// Appends; answers with the version keys that were taken before, in which case nothing was appended.
+pub(crate) async fn append(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage]) -> Result<HashSet<Uuid>> {
+    if messages.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let taken = take_versions(db, tx, messages).await?;
+    if !taken.is_empty() {
+        return Ok(taken);
+    }
+    let destinations: Vec<String> = column(messages, |m| m.destination.to_string());
+    let headers: Vec<Option<String>> =
+        column(messages, |m| m.headers.as_ref().map(|h| serde_json::Value::Object(h.clone()).to_string()));
+    let numbers: Vec<i64> = (0..).take(messages.len()).collect();
+    execute(
+        db,
+        tx,
+        APPEND,
+        &[
+            &column(messages, |m| m.message_id),
+            &destinations,
+            &column(messages, |m| m.key()),
+            &column(messages, |m| m.tenant.as_str()),
+            &column(messages, |m| m.aggregate_type.as_str()),
+            &column(messages, |m| m.aggregate_id.as_str()),
+            &column(messages, |m| m.aggregate_version),
+            &column(messages, |m| m.event_type.as_str()),
+            &column(messages, |m| m.event_version),
+            &column(messages, |m| m.correlation_id.as_deref()),
+            &column(messages, |m| m.causation_id.as_deref()),
+            &column(messages, |m| m.traceparent.as_deref()),
+            &headers,
+            &column(messages, |m| m.payload.as_deref()),
+            &numbers,
+            &db.clock().for_statement(),
+        ],
+    )
+    .await?;
+    Ok(HashSet::new())
+}
+
+async fn take_versions(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage]) -> Result<HashSet<Uuid>> {
+    let mut wanted = HashSet::new();
+    let mut taken = HashSet::new();
+    for key in messages.iter().filter_map(OutMessage::version_key) {
+        if !wanted.insert(key) {
+            taken.insert(key);
+        }
+    }
+    if wanted.is_empty() || !taken.is_empty() {
+        return Ok(taken);
+    }
+    let keys: Vec<Uuid> = wanted.iter().copied().collect();
+    for row in query(db, tx, TAKE_VERSIONS, &[&keys, &db.clock().for_statement()]).await? {
+        wanted.remove(&row.get(0));
+    }
+    Ok(wanted)
+}

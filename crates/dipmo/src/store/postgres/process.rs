@@ -1,0 +1,264 @@
+//! Process instances, their journal and their timers.
+
+use std::collections::HashMap;
+
+use deadpool_postgres::Transaction;
+use time::OffsetDateTime;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::columns::column;
+use super::inbox::PgInbox;
+use super::settle::Stop;
+use super::{Db, execute, query};
+use crate::error::Result;
+use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settled, Settlement};
+use crate::process::{Instance, Status, TimerDue};
+
+const LOAD_BY_KEY: &str = "
+-- process.load_by_key
+select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id
+from unnest($2::text[], $3::text[]) as k (tenant, business_key)
+join dipmo.process p on p.type = $1 and p.tenant = k.tenant and p.business_key = k.business_key";
+
+const LOAD_BY_ID: &str = "
+-- process.load_by_id
+select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id
+from dipmo.process p where p.id = any($1)";
+
+const CREATE: &str = "
+-- process.create
+insert into dipmo.process (id, type, tenant, business_key, state, status, version, data, deadline,
+    correlation_id, created_at, updated_at)
+select s.id, $1, s.tenant, s.business_key, s.state, s.status, s.version, s.data::json, s.deadline,
+    s.correlation_id, coalesce($11, now()), coalesce($11, now())
+from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[],
+            $9::timestamptz[], $10::text[])
+    as s (id, tenant, business_key, state, status, version, data, deadline, correlation_id)
+-- In order, so that two nodes that create the same instances wait for each other.
+order by s.tenant, s.business_key
+on conflict do nothing";
+
+const ADVANCE: &str = "
+-- process.advance
+update dipmo.process p
+set state = s.state, status = s.status, version = s.version, data = s.data::json,
+    deadline = s.deadline, updated_at = coalesce($8, now())
+from unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::timestamptz[])
+    as s (id, expected, state, status, version, data, deadline)
+-- Whoever else moved it in the meantime has raised the version.
+where p.id = s.id and p.version = s.expected";
+
+const JOURNAL: &str = "
+-- process.journal
+insert into dipmo.journal (process_id, version, at, kind, from_state, to_state, status, message_id, detail)
+select j.process_id, j.version, coalesce($9, now()), j.kind, j.from_state, j.to_state, j.status, j.message_id,
+    j.detail::json
+from unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[])
+    as j (process_id, version, kind, from_state, to_state, status, message_id, detail)";
+
+const FIRE: &str = "
+-- process.fire
+delete from dipmo.timer t
+using unnest($1::uuid[], $2::text[]) as f (process_id, name)
+where t.process_id = f.process_id and t.name = f.name";
+
+const POSTPONE_TIMERS: &str = "
+-- process.postpone_timers
+update dipmo.timer t set attempts = t.attempts + 1, due_at = coalesce($4, now()) + f.delay_ms * interval '1 millisecond'
+from unnest($1::uuid[], $2::text[], $3::bigint[]) as f (process_id, name, delay_ms)
+where t.process_id = f.process_id and t.name = f.name";
+
+const SET_TIMERS: &str = "
+-- process.set_timers
+insert into dipmo.timer (process_id, name, consumer_id, bucket, due_at)
+select t.process_id, t.name, $1, (hashtextextended(t.key, 0) & 15)::smallint,
+    coalesce(t.due_at, coalesce($7, now()) + t.delay_ms * interval '1 millisecond')
+from unnest($2::uuid[], $3::text[], $4::text[], $5::timestamptz[], $6::bigint[])
+    as t (process_id, name, key, due_at, delay_ms)
+order by t.process_id, t.name
+on conflict (process_id, name) do update set due_at = excluded.due_at, attempts = 0";
+
+pub(super) const DUE_TIMERS: &str = "
+-- process.due_timers
+select t.process_id, t.name, b.bucket, t.attempts
+from unnest($2::integer[]) as b (bucket), lateral (
+    select process_id, name, attempts, due_at from dipmo.timer
+    where consumer_id = $1 and bucket = b.bucket and due_at <= coalesce($3, now())
+    order by due_at limit $4) t
+order by t.due_at limit $4";
+
+pub(super) async fn load_by_key(
+    db: &Db,
+    tx: &Transaction<'_>,
+    process_type: &str,
+    keys: &[(String, String)],
+) -> Result<Vec<Instance>> {
+    let tenants = column(keys, |(tenant, _)| tenant.as_str());
+    let business_keys = column(keys, |(_, key)| key.as_str());
+    let rows = query(db, tx, LOAD_BY_KEY, &[&process_type, &tenants, &business_keys]).await?;
+    Ok(rows.iter().map(instance).collect())
+}
+
+pub(super) async fn load_by_id(db: &Db, tx: &Transaction<'_>, ids: &[Uuid]) -> Result<HashMap<Uuid, Instance>> {
+    let rows = query(db, tx, LOAD_BY_ID, &[&ids]).await?;
+    Ok(rows.iter().map(instance).map(|instance| (instance.id, instance)).collect())
+}
+
+fn instance(row: &Row) -> Instance {
+    let data: &str = row.get(6);
+    Instance {
+        id: row.get(0),
+        tenant: row.get(1),
+        business_key: row.get(2),
+        state: row.get(3),
+        status: Status::from_name(row.get(4)).expect("the table's CHECK repeats the enum"),
+        version: row.get(5),
+        data: serde_json::from_str(data).expect("the column's type is json"),
+        deadline: row.get(7),
+        correlation_id: row.get(8),
+    }
+}
+
+pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+    let db = inbox.db();
+    advance(db, tx, &s.processes).await?;
+    create(inbox, tx, &s.processes).await?;
+    journal(db, tx, &s.journal).await?;
+    fire(db, tx, s).await?;
+    set_timers(inbox, tx, s).await?;
+    Ok(())
+}
+
+async fn create(inbox: &PgInbox, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
+    let new: Vec<&ProcessWrite> = processes.iter().filter(|p| p.expected.is_none()).collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    let created = execute(
+        inbox.db(),
+        tx,
+        CREATE,
+        &[
+            &inbox.process_type(),
+            &column(&new, |p| p.id),
+            &column(&new, |p| p.tenant.as_str()),
+            &column(&new, |p| p.business_key.as_str()),
+            &column(&new, |p| p.state.as_str()),
+            &column(&new, |p| p.status.name()),
+            &column(&new, |p| p.version),
+            &column(&new, |p| p.data.to_string()),
+            &column(&new, |p| p.deadline),
+            &column(&new, |p| p.correlation_id.as_deref()),
+            &inbox.db().clock().for_statement(),
+        ],
+    )
+    .await?;
+    all_written(created, new.len())
+}
+
+async fn advance(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
+    let mut moved: Vec<&ProcessWrite> = processes.iter().filter(|p| p.expected.is_some()).collect();
+    if moved.is_empty() {
+        return Ok(());
+    }
+    // In order, so that two nodes that move the same instances rarely deadlock; if they do, one retries.
+    moved.sort_by_key(|p| p.id);
+    let advanced = execute(
+        db,
+        tx,
+        ADVANCE,
+        &[
+            &column(&moved, |p| p.id),
+            &column(&moved, |p| p.expected),
+            &column(&moved, |p| p.state.as_str()),
+            &column(&moved, |p| p.status.name()),
+            &column(&moved, |p| p.version),
+            &column(&moved, |p| p.data.to_string()),
+            &column(&moved, |p| p.deadline),
+            &db.clock().for_statement(),
+        ],
+    )
+    .await?;
+    all_written(advanced, moved.len())
+}
+
+fn all_written(rows: u64, processes: usize) -> Result<(), Stop> {
+    if rows < processes as u64 { Err(Stop::Retry(Settled::Conflict)) } else { Ok(()) }
+}
+
+async fn journal(db: &Db, tx: &Transaction<'_>, entries: &[JournalEntry]) -> Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    execute(
+        db,
+        tx,
+        JOURNAL,
+        &[
+            &column(entries, |j| j.process_id),
+            &column(entries, |j| j.version),
+            &column(entries, |j| j.kind),
+            &column(entries, |j| j.from_state.as_deref()),
+            &column(entries, |j| j.to_state.as_str()),
+            &column(entries, |j| j.status.name()),
+            &column(entries, |j| j.message_id.as_deref()),
+            &column(entries, |j| j.detail.as_ref().map(ToString::to_string)),
+            &db.clock().for_statement(),
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+async fn fire(db: &Db, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+    if !s.fired.is_empty() {
+        let ids = column(&s.fired, |t: &FiredTimer| t.process_id);
+        let names = column(&s.fired, |t| t.name.as_str());
+        let fired = execute(db, tx, FIRE, &[&ids, &names]).await?;
+        all_written(fired, s.fired.len())?;
+    }
+    if !s.postponed.is_empty() {
+        let ids = column(&s.postponed, |(t, _)| t.process_id);
+        let names = column(&s.postponed, |(t, _)| t.name.as_str());
+        let delays = column(&s.postponed, |(_, delay)| delay.as_millis() as i64);
+        execute(db, tx, POSTPONE_TIMERS, &[&ids, &names, &delays, &db.clock().for_statement()]).await?;
+    }
+    Ok(())
+}
+
+async fn set_timers(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
+    let (set, cancelled): (Vec<_>, Vec<_>) = s.timers.iter().partition(|t| t.due.is_some());
+    if !cancelled.is_empty() {
+        let ids = column(&cancelled, |t| t.process_id);
+        let names = column(&cancelled, |t| t.name.as_str());
+        execute(inbox.db(), tx, FIRE, &[&ids, &names]).await?;
+    }
+    if set.is_empty() {
+        return Ok(());
+    }
+    let at: Vec<Option<OffsetDateTime>> = column(&set, |t| match t.due {
+        Some(TimerDue::At(at)) => Some(at),
+        _ => None,
+    });
+    let after: Vec<Option<i64>> = column(&set, |t| match t.due {
+        Some(TimerDue::After(delay)) => Some(delay.as_millis() as i64),
+        _ => None,
+    });
+    execute(
+        inbox.db(),
+        tx,
+        SET_TIMERS,
+        &[
+            &inbox.consumer_id(),
+            &column(&set, |t| t.process_id),
+            &column(&set, |t| t.name.as_str()),
+            &column(&set, |t| t.key.as_str()),
+            &at,
+            &after,
+            &inbox.db().clock().for_statement(),
+        ],
+    )
+    .await?;
+    Ok(())
+}

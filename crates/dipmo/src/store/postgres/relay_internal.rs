@@ -1,0 +1,122 @@
+//! Hands rows of the outbox to consumers in the same database, in the transaction that moves the cursor.
+//!
+//! Promise: each consumer that is subscribed gets each message once. Payloads never leave the server.
+
+use std::collections::{HashMap, HashSet};
+
+use uuid::Uuid;
+
+use super::columns::column;
+use super::relay::Link;
+use super::relay_rows::IdRow;
+use crate::error::Result;
+use crate::message::dedupe_key;
+
+const SUBSCRIPTIONS: &str = "
+-- relay.subscriptions
+select s.event_type, c.id, c.name
+from dipmo.subscription s
+join dipmo.consumer c on c.id = s.consumer_id
+order by c.id";
+
+const REMEMBER: &str = "
+-- relay.remember
+insert into dipmo.inbox_dedupe (key, seen_at)
+select k.key, coalesce($2, now()) from unnest($1::uuid[]) as k (key)
+on conflict do nothing
+returning key";
+
+// Stored in the order given, which is id order, so that inbox ids follow outbox ids within a key.
+const HAND_OVER: &str = "
+-- relay.hand_over
+with stored as (
+    insert into dipmo.inbox (consumer_id, source, message_id, topic, key, tenant, aggregate_id, aggregate_version,
+                             event_type, event_version, correlation_id, causation_id, traceparent, headers, payload,
+                             event_time, received_at)
+    select g.consumer_id, 'INTERNAL', o.message_id::text, 'INTERNAL', o.key, o.tenant, o.aggregate_id,
+           o.aggregate_version, o.event_type, o.event_version, o.correlation_id, o.causation_id, o.traceparent,
+           o.headers, o.payload, o.occurred_at, coalesce($4, now())
+    from unnest($1::smallint[], $2::bigint[], $3::integer[]) with ordinality as g (shard, id, consumer_id, n)
+    join dipmo.outbox o on o.shard = g.shard and o.id = g.id
+    order by g.n
+    returning id, consumer_id, key, aggregate_version
+), worked as (
+    insert into dipmo.inbox_work (id, consumer_id, bucket, key, aggregate_version, state, changed_at)
+    select s.id, s.consumer_id, (hashtextextended(s.key, 0) & 15)::smallint, s.key, s.aggregate_version, 'RECEIVED',
+           coalesce($4, now())
+    from stored s
+    returning 1
+)
+select count(*) from worked";
+
+/// Who takes which event types from INTERNAL.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Subscriptions {
+    by_type: HashMap<String, Vec<Subscriber>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Subscriber {
+    id: i32,
+    name: String,
+}
+
+/// A row that a consumer is to get, unless it has seen it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Delivery {
+    shard: i16,
+    id: i64,
+    consumer_id: i32,
+    dedupe: Uuid,
+}
+
+impl Subscriptions {
+    /// What the rows mean for the consumers, in the order of the rows.
+    pub(crate) fn deliveries(&self, rows: &[IdRow]) -> Vec<Delivery> {
+        let mut deliveries = Vec::with_capacity(rows.len());
+        let none = Vec::new();
+        let all = self.by_type.get("*").unwrap_or(&none);
+        for row in rows {
+            let some = self.by_type.get(&row.event_type).filter(|_| row.event_type != "*").unwrap_or(&none);
+            let message_id = row.message_id.to_string();
+            let others = all.iter().filter(|one| !some.contains(one));
+            for consumer in some.iter().chain(others) {
+                let dedupe = dedupe_key([&*consumer.name, "INTERNAL", &message_id]);
+                deliveries.push(Delivery { shard: row.shard, id: row.id, consumer_id: consumer.id, dedupe });
+            }
+        }
+        deliveries
+    }
+}
+
+impl Link {
+    pub(crate) async fn read_subscriptions(&self) -> Result<Subscriptions> {
+        let mut by_type: HashMap<String, Vec<Subscriber>> = HashMap::new();
+        for row in self.query(SUBSCRIPTIONS, &[]).await? {
+            by_type.entry(row.get(0)).or_default().push(Subscriber { id: row.get(1), name: row.get(2) });
+        }
+        Ok(Subscriptions { by_type })
+    }
+
+    /// Stores the rows in the inboxes of their consumers; part of the transaction that settles the cursor.
+    /// Returns how many messages the consumers got.
+    pub(crate) async fn hand_over(&self, deliveries: &[Delivery]) -> Result<u64> {
+        if deliveries.is_empty() {
+            return Ok(0);
+        }
+        let now = self.db().clock().for_statement();
+        let rows = self.query(REMEMBER, &[&column(deliveries, |d| d.dedupe), &now]).await?;
+        let mut fresh: HashSet<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+        // Removed when used: the same message id twice in one batch is one message.
+        let new: Vec<&Delivery> = deliveries.iter().filter(|d| fresh.remove(&d.dedupe)).collect();
+        if new.is_empty() {
+            return Ok(0);
+        }
+        let (shards, ids) = (column(&new, |d| d.shard), column(&new, |d| d.id));
+        let answer = self.query(HAND_OVER, &[&shards, &ids, &column(&new, |d| d.consumer_id), &now]).await?;
+        Ok(answer[0].get::<_, i64>(0).unsigned_abs())
+    }
+}
+
+/// For the test that prepares every statement.
+pub(super) const STATEMENTS: &[&str] = &[SUBSCRIPTIONS, REMEMBER, HAND_OVER];

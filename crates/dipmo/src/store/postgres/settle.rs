@@ -1,0 +1,317 @@
+//! Writes a settlement: fence, dedupe, arrivals, open work, processes, outbox, in one transaction.
+
+use std::collections::HashSet;
+
+use deadpool_postgres::Transaction;
+use uuid::Uuid;
+
+use super::columns::column;
+use super::inbox::PgInbox;
+use super::{Db, begin, commit, execute, outbox, process, query};
+use crate::error::{Error, Result};
+use crate::inbox::{Arrival, Fence, Park, Settled, Settlement, Stored};
+
+const FENCE: &str = "
+-- inbox.fence
+select l.bucket
+from dipmo.lease l
+join unnest($1::text[], $2::integer[], $3::bigint[]) as f (scope, bucket, epoch)
+  on l.scope = f.scope and l.bucket = f.bucket and l.epoch = f.epoch
+order by l.scope, l.bucket
+-- Shared: whoever wants to take the bucket waits until this transaction has ended.
+for share of l";
+
+const DEDUPE: &str = "
+-- inbox.dedupe
+insert into dipmo.inbox_dedupe (key, seen_at)
+-- In order, so that two nodes with the same messages wait for each other instead of deadlocking.
+select k, coalesce($2, now()) from unnest($1::uuid[]) k order by k
+on conflict do nothing
+returning key";
+
+const LOCK_PARKED: &str = "
+-- inbox.lock_parked
+select key from dipmo.parked_key
+where consumer_id = $1 and key = any($2)
+order by key
+-- A key cannot be freed while something is being parked behind it.
+for share";
+
+const ARRIVE: &str = "
+-- inbox.arrive
+with arrived as materialized (
+    select nextval('dipmo.inbox_seq') as id, (hashtextextended(a.key, 0) & 15)::smallint as bucket, a.*
+    from unnest($2::text[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::text[], $8::bytea[],
+                $9::text[], $10::text[], $11::bigint[], $12::text[], $13::integer[], $14::text[],
+                $15::text[], $16::text[], $17::text[], $18::bytea[], $19::timestamptz[],
+                $20::text[], $21::text[], $22::bigint[], $23::text[], $24::text[], $25::text[],
+                $26::text[], $27::bigint[])
+        as a (source, message_id, topic, partition_no, offset_no, key, key_bytes,
+              tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
+              causation_id, traceparent, headers, payload, event_time,
+              state, reason, delay_ms, error_stage, error_code, error_message, parks, awaits_version)
+), wide as (
+    insert into dipmo.inbox (id, consumer_id, source, message_id, topic, partition_no, offset_no, key,
+        key_bytes, tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
+        causation_id, traceparent, headers, payload, event_time, received_at, outcome, reason)
+    select id, $1, source, message_id, topic, partition_no, offset_no, key,
+        key_bytes, tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
+        causation_id, traceparent, headers::jsonb, payload, event_time, coalesce($28, now()),
+        case when state in ('PROCESSED', 'IGNORED') then state end, reason
+    from arrived
+), parked as (
+    insert into dipmo.parked_key (consumer_id, key, bucket, head_id, state, awaits_version, parked_at)
+    -- One row a key, however many of its messages are set aside together.
+    select distinct on (key) $1, key, bucket, id, parks, awaits_version, coalesce($28, now())
+    from arrived where parks is not null order by key, id
+    on conflict (consumer_id, key) do update
+        set head_id = excluded.head_id, state = excluded.state, awaits_version = excluded.awaits_version
+        -- What only queues up does not take the place of a head that the key waits for.
+        where excluded.state = 'WAITING'
+)
+insert into dipmo.inbox_work (id, consumer_id, bucket, key, aggregate_version, state, attempts,
+    next_attempt_at, error_stage, error_code, error_message, changed_at)
+select id, $1, bucket, key, aggregate_version, state,
+    -- An attempt was made by everything that was not just put aside.
+    case when state in ('RECEIVED', 'PARKED') then 0 else 1 end,
+    coalesce($28, now()) + delay_ms * interval '1 millisecond',
+    error_stage, error_code, error_message, coalesce($28, now())
+from arrived where state not in ('PROCESSED', 'IGNORED')";
+
+const FINISH: &str = "
+-- inbox.finish
+with gone as (
+    delete from dipmo.inbox_work w
+    using unnest($1::bigint[], $2::text[], $3::text[]) as s (id, state, reason)
+    where w.id = s.id and w.state in ('RECEIVED', 'RETRY', 'PARKED')
+    returning w.id, w.attempts, s.state, s.reason
+)
+insert into dipmo.inbox_done (id, state, attempts, processed_at, reason)
+select id, state, attempts, coalesce($4, now()), reason from gone";
+
+const POSTPONE: &str = "
+-- inbox.postpone
+with postponed as (
+    update dipmo.inbox_work w
+    set state = s.state,
+        next_attempt_at = coalesce($8, now()) + s.delay_ms * interval '1 millisecond',
+        error_stage = coalesce(s.error_stage, w.error_stage),
+        error_code = coalesce(s.error_code, w.error_code),
+        error_message = coalesce(s.error_message, w.error_message),
+        -- A message that was only put aside has not used up its attempt.
+        attempts = case when s.state = 'PARKED' then greatest(w.attempts - 1, 0) else w.attempts end,
+        changed_at = coalesce($8, now())
+    from unnest($2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[],
+                $9::text[], $10::bigint[])
+        as s (id, state, delay_ms, error_stage, error_code, error_message, parks, awaits_version)
+    where w.id = s.id and w.state in ('RECEIVED', 'RETRY', 'PARKED')
+    returning w.id, w.key, w.bucket, s.parks, s.awaits_version
+), parked as (
+    insert into dipmo.parked_key (consumer_id, key, bucket, head_id, state, awaits_version, parked_at)
+    select $1, key, bucket, id, parks, awaits_version, coalesce($8, now()) from postponed where parks is not null
+    on conflict (consumer_id, key) do update
+        set head_id = excluded.head_id, state = excluded.state, awaits_version = excluded.awaits_version
+)
+select id from postponed";
+
+const RELEASE: &str = "
+-- inbox.release
+update dipmo.parked_key k set state = 'DRAINING', awaits_version = null
+from unnest($2::text[], $3::bigint[]) as r (key, head_id)
+where k.consumer_id = $1 and k.key = r.key and (r.head_id is null or k.head_id = r.head_id)";
+
+const REMEMBER_VERSIONS: &str = "
+-- inbox.remember_versions
+insert into dipmo.inbox_version (consumer_id, key, version)
+select $1, v.key, v.version from unnest($2::text[], $3::bigint[]) as v (key, version) order by v.key
+on conflict (consumer_id, key) do update set version = excluded.version
+where inbox_version.version < excluded.version";
+
+/// What makes a transaction roll back instead of commit.
+pub(super) enum Stop {
+    Retry(Settled),
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+pub(super) async fn settle(inbox: &PgInbox, settlement: &Settlement) -> Result<Settled> {
+    let mut client = inbox.db().client().await?;
+    let tx = begin(&mut client).await?;
+    let written = async {
+        guard(inbox, &tx, settlement).await?;
+        write(inbox, &tx, settlement).await
+    };
+    match written.await {
+        Ok(()) => commit(tx).await.map(|()| Settled::Committed),
+        Err(Stop::Retry(outcome)) => rolled_back(tx, outcome).await,
+        Err(Stop::Failed(error)) => Err(error),
+    }
+}
+
+/// Ends the transaction before the connection goes back to the pool.
+pub(super) async fn rolled_back<T>(tx: Transaction<'_>, outcome: T) -> Result<T> {
+    tx.rollback().await.map_err(|e| super::failed("rollback", e))?;
+    Ok(outcome)
+}
+
+/// Everything that must hold before user code may run in the transaction.
+pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+    check_fence(inbox.db(), tx, &s.fence).await?;
+    let duplicates = dedupe(inbox.db(), tx, &s.arrivals).await?;
+    if !duplicates.is_empty() {
+        return Err(Stop::Retry(Settled::Duplicates(duplicates)));
+    }
+    if !s.still_parked.is_empty() {
+        let rows = query(inbox.db(), tx, LOCK_PARKED, &[&inbox.consumer_id(), &s.still_parked]).await?;
+        if rows.len() < s.still_parked.len() {
+            return Err(Stop::Retry(Settled::Conflict));
+        }
+    }
+    Ok(())
+}
+
+/// Everything that the settlement leaves behind. The outbox comes last: its ids are then in the order
+/// in which transactions got hold of their process or key, and are held open for the shortest time.
+pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+    let db = inbox.db();
+    process::write(inbox, tx, s).await?;
+    if !s.versions.is_empty() {
+        let keys = column(&s.versions, |(key, _)| key.as_str());
+        let versions = column(&s.versions, |(_, version)| *version);
+        execute(db, tx, REMEMBER_VERSIONS, &[&inbox.consumer_id(), &keys, &versions]).await?;
+    }
+    finish(db, tx, &s.stored).await?;
+    postpone(inbox, tx, &s.stored).await?;
+    if !s.released.is_empty() {
+        let keys = column(&s.released, |(key, _)| key.as_str());
+        let heads = column(&s.released, |(_, head)| *head);
+        execute(db, tx, RELEASE, &[&inbox.consumer_id(), &keys, &heads]).await?;
+    }
+    arrive(inbox, tx, &s.arrivals).await?;
+    let taken = outbox::append(db, tx, &s.outbox).await?;
+    if !taken.is_empty() {
+        return Err(Stop::Retry(Settled::VersionsTaken(taken)));
+    }
+    Ok(())
+}
+
+pub(super) async fn check_fence(db: &Db, tx: &Transaction<'_>, fence: &Fence) -> Result<()> {
+    if fence.is_empty() {
+        return Ok(());
+    }
+    let scopes = column(fence, |held| held.scope.as_str());
+    let buckets = column(fence, |held| held.bucket);
+    let epochs = column(fence, |held| held.epoch);
+    let held = query(db, tx, FENCE, &[&scopes, &buckets, &epochs]).await?;
+    if held.len() < fence.len() {
+        return Err(Error::lease_lost("another node has taken a bucket of this batch"));
+    }
+    Ok(())
+}
+
+async fn dedupe(db: &Db, tx: &Transaction<'_>, arrivals: &[Arrival]) -> Result<HashSet<Uuid>> {
+    if arrivals.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let keys = column(arrivals, |a| a.dedupe_key);
+    let rows = query(db, tx, DEDUPE, &[&keys, &db.clock().for_statement()]).await?;
+    if rows.len() == keys.len() {
+        return Ok(HashSet::new());
+    }
+    let new: HashSet<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    Ok(keys.into_iter().filter(|key| !new.contains(key)).collect())
+}
+
+async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> Result<()> {
+    if arrivals.is_empty() {
+        return Ok(());
+    }
+    let headers = column(arrivals, |a| {
+        a.message.headers.as_ref().map(|h| serde_json::to_string(h).expect("a JSON map has text keys"))
+    });
+    execute(
+        inbox.db(),
+        tx,
+        ARRIVE,
+        &[
+            &inbox.consumer_id(),
+            &column(arrivals, |a| a.message.source.as_str()),
+            &column(arrivals, |a| a.message.message_id.as_str()),
+            &column(arrivals, |a| a.message.topic.as_str()),
+            &column(arrivals, |a| a.message.partition),
+            &column(arrivals, |a| a.message.offset),
+            &column(arrivals, |a| a.message.key.as_str()),
+            &column(arrivals, |a| a.message.key_bytes.as_deref()),
+            &column(arrivals, |a| a.message.tenant.as_str()),
+            &column(arrivals, |a| a.message.aggregate_id.as_deref()),
+            &column(arrivals, |a| a.message.aggregate_version),
+            &column(arrivals, |a| a.message.event_type.as_deref()),
+            &column(arrivals, |a| a.message.event_version),
+            &column(arrivals, |a| a.message.correlation_id.as_deref()),
+            &column(arrivals, |a| a.message.causation_id.as_deref()),
+            &column(arrivals, |a| a.message.traceparent.as_deref()),
+            &headers,
+            &column(arrivals, |a| a.message.payload.as_deref()),
+            &column(arrivals, |a| a.message.event_time),
+            &column(arrivals, |a| a.disposition.state().name()),
+            &column(arrivals, |a| a.disposition.reason()),
+            &column(arrivals, |a| a.disposition.delay().map(|d| d.as_millis() as i64)),
+            &column(arrivals, |a| a.disposition.fault().map(|f| f.stage.name())),
+            &column(arrivals, |a| a.disposition.fault().map(|f| f.code.as_str())),
+            &column(arrivals, |a| a.disposition.fault().map(|f| f.message.as_str())),
+            &column(arrivals, |a| a.parks.map(Park::state)),
+            &column(arrivals, |a| a.parks.and_then(Park::awaits_version)),
+            &inbox.db().clock().for_statement(),
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+async fn finish(db: &Db, tx: &Transaction<'_>, stored: &[Stored]) -> Result<(), Stop> {
+    let closed: Vec<&Stored> = stored.iter().filter(|s| s.disposition.state().is_closed()).collect();
+    if closed.is_empty() {
+        return Ok(());
+    }
+    let ids = column(&closed, |s| s.inbox_id);
+    let states = column(&closed, |s| s.disposition.state().name());
+    let reasons = column(&closed, |s| s.disposition.reason());
+    let gone = execute(db, tx, FINISH, &[&ids, &states, &reasons, &db.clock().for_statement()]).await?;
+    settled_all(gone, ids.len())
+}
+
+async fn postpone(inbox: &PgInbox, tx: &Transaction<'_>, stored: &[Stored]) -> Result<(), Stop> {
+    let open: Vec<&Stored> = stored.iter().filter(|s| !s.disposition.state().is_closed()).collect();
+    if open.is_empty() {
+        return Ok(());
+    }
+    let rows = query(
+        inbox.db(),
+        tx,
+        POSTPONE,
+        &[
+            &inbox.consumer_id(),
+            &column(&open, |s| s.inbox_id),
+            &column(&open, |s| s.disposition.state().name()),
+            &column(&open, |s| s.disposition.delay().map(|d| d.as_millis() as i64)),
+            &column(&open, |s| s.disposition.fault().map(|f| f.stage.name())),
+            &column(&open, |s| s.disposition.fault().map(|f| f.code.as_str())),
+            &column(&open, |s| s.disposition.fault().map(|f| f.message.as_str())),
+            &inbox.db().clock().for_statement(),
+            &column(&open, |s| s.parks.map(Park::state)),
+            &column(&open, |s| s.parks.and_then(Park::awaits_version)),
+        ],
+    )
+    .await?;
+    settled_all(rows.len() as u64, open.len())
+}
+
+/// Fewer rows than messages: an operator was quicker with one of them.
+fn settled_all(rows: u64, messages: usize) -> Result<(), Stop> {
+    if rows < messages as u64 { Err(Stop::Retry(Settled::Conflict)) } else { Ok(()) }
+}

@@ -1,0 +1,69 @@
+//! Brokers and other places that messages come from and go to, one file each.
+
+pub mod kafka;
+pub(crate) mod kafka_source;
+
+use async_trait::async_trait;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// A row of the outbox on its way out; it borrows from the batch it was read in.
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing<'a> {
+    pub id: i64,
+    pub message_id: Uuid,
+    pub topic: &'a str,
+    /// Order is kept within (topic, key).
+    pub key: &'a str,
+    pub tenant: &'a str,
+    pub aggregate_type: &'a str,
+    pub aggregate_id: &'a str,
+    pub aggregate_version: Option<i64>,
+    pub event_type: &'a str,
+    pub event_version: i32,
+    pub correlation_id: Option<&'a str>,
+    pub causation_id: Option<&'a str>,
+    pub traceparent: Option<&'a str>,
+    /// A JSON object: what the writer wants to travel with the message.
+    pub headers: Option<&'a str>,
+    pub payload: Option<&'a [u8]>,
+    pub occurred_at: OffsetDateTime,
+}
+
+/// What became of a send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The destination has it, durably.
+    Done,
+    /// The destination has not taken it and may do so later; the trouble is this row's alone.
+    Retry(Refusal),
+    /// It can never succeed as it is.
+    Rejected(Refusal),
+    /// The destination did not answer: it may or may not have it. Sending again is the only way to know.
+    Unknown(Refusal),
+    /// Not tried, because an earlier row of its key in the same batch failed.
+    Held,
+}
+
+/// Why a send failed, in words for an operator; carries no payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub code: String,
+    pub message: String,
+}
+
+impl Refusal {
+    pub fn new(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: code.into(), message: message.into() }
+    }
+}
+
+/// The sending side of a broker.
+#[async_trait]
+pub trait Publisher: Send + Sync + 'static {
+    /// Sends the rows in the order given, pipelined, and tells what became of each, in the same order.
+    ///
+    /// Within (topic, key) a row that is known to have failed must not be followed: those behind it are
+    /// [`Outcome::Held`]. The call ends within a bounded time, whatever the broker does.
+    async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome>;
+}

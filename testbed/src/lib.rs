@@ -1,0 +1,25 @@
+//! Real servers for tests, demo and bench, and a network that can be broken on purpose.
+//!
+//! [`Postgres`] and [`Kafka`] each run one private server on a free port of the loopback
+//! interface, with its data in a directory of its own. Both can be killed without warning,
+//! restarted on the same data and port, and frozen. [`Proxy`] stands between a client and a
+//! server and cuts or stalls the traffic.
+//!
+//! Promise: no server outlives the process that started it, even if that process is killed
+//! with SIGKILL (see `watchdog`). Not promised: durability against power loss, and any
+//! security beyond listening on loopback only.
+
+mod dir;
+mod jars;
+mod kafka;
+mod port;
+mod postgres;
+mod process;
+mod proxy;
+mod watchdog;
+
+pub use dir::cache_dir;
+pub use kafka::{Kafka, Options as KafkaOptions};
+pub use port::free_port;
+pub use postgres::{Options as PostgresOptions, Postgres};
+pub use proxy::Proxy;

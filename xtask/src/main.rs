@@ -1,0 +1,37 @@
+//! Development chores, run as `cargo xtask <chore>`. Each chore is one file.
+
+mod services;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(about = "Development chores", version)]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Debug, Subcommand)]
+enum Chore {
+    /// Check format, lints, tests and docs against private PostgreSQL and Kafka servers
+    Test(test::Args),
+    /// Run private PostgreSQL and Kafka servers until Ctrl-C or the end of stdin
+    Services,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().chore {
+        Chore::Test(args) => test::run(&args),
+        Chore::Services => services::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
