@@ -60,6 +60,19 @@ pub(super) struct Found<R> {
     pub(super) more: bool,
 }
 
+impl<R> Found<R> {
+    /// The same with only the places of the rows, for when the rows themselves move on.
+    pub(super) fn places(&self, place: impl Fn(&R) -> (i16, i64)) -> Found<(i16, i64)> {
+        Found {
+            late: self.late.iter().map(&place).collect(),
+            fresh: self.fresh.iter().map(&place).collect(),
+            late_complete: self.late_complete,
+            ends: self.ends.clone(),
+            more: self.more,
+        }
+    }
+}
+
 impl Lane {
     pub(crate) async fn open(
         name: &'static str,
@@ -193,7 +206,7 @@ impl Lane {
     }
 
     /// Writes cursors, gaps, the batch log and exceptions, each under the epoch of its shard. What was
-    /// lost is dropped; the rest stands. `begun`: the caller has opened the transaction and commits it.
+    /// lost is dropped; the rest stands. Returns the shards that are not lost.
     pub(super) async fn settle(&mut self, logs: &[BatchLog], exceptions: &[ExceptionRow]) -> Result<Vec<i16>> {
         let touched = |shard: &i16| {
             logs.iter().any(|log| log.shard == *shard) || exceptions.iter().any(|row| row.shard == *shard)

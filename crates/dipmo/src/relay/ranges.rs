@@ -81,14 +81,6 @@ impl Ranges {
         }
     }
 
-    /// Removes every id at or below `id`.
-    pub(crate) fn remove_upto(&mut self, id: i64) {
-        self.0.retain_mut(|range| {
-            range.0 = range.0.max(id + 1);
-            range.0 < range.1
-        });
-    }
-
     fn position(&self, id: i64) -> Option<usize> {
         let at = self.0.partition_point(|range| range.1 <= id);
         self.0.get(at).is_some_and(|range| range.0 <= id).then_some(at)
@@ -146,8 +138,6 @@ mod tests {
             set.remove(id);
         }
         assert_eq!(set, ranges(&[(2, 3), (4, 5)]));
-        set.remove_upto(3);
-        assert_eq!(set, ranges(&[(4, 5)]));
     }
 
     #[test]

@@ -104,7 +104,6 @@ impl std::error::Error for IllegalTransition {}
 mod tests {
     use super::OutboxEvent as E;
     use super::OutboxState as S;
-    use super::*;
 
     #[test]
     fn every_pair_of_state_and_event_is_decided() {

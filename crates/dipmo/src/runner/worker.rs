@@ -121,6 +121,13 @@ impl Worker {
         Ok(step)
     }
 
+    /// Renews the leases now, whether or not it is time.
+    pub async fn renew(&mut self) -> Result<()> {
+        self.held = self.store().lease_buckets(&self.owner, &self.held, self.consumer().lease).await?;
+        self.renewed = Some(Instant::now());
+        Ok(())
+    }
+
     /// The buckets held at the moment.
     pub fn held(&self) -> &Fence {
         &self.held
@@ -140,9 +147,7 @@ impl Worker {
         if !self.held.is_empty() && self.renewed.is_some_and(|at| at.elapsed() < lease / 3) {
             return Ok(());
         }
-        self.held = self.store().lease_buckets(&self.owner, &self.held, lease).await?;
-        self.renewed = Some(Instant::now());
-        Ok(())
+        self.renew().await
     }
 
     async fn handle_claimed(&mut self, claimed: Claimed, step: &mut WorkerStep) -> Result<()> {

@@ -1,36 +1,349 @@
-//! Kafka: how to reach it, and the producer.
+//! Kafka: how to reach it, and the sending side. The receiving side is `kafka_source`.
+//!
+//! Promise: rows leave in the order given, pipelined, with acks=all from an idempotent producer, and every
+//! call ends within the send timeout and a little. Not promised: that a row whose outcome is unknown did
+//! not arrive.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use rdkafka::ClientConfig;
+use async_trait::async_trait;
+use rdkafka::ClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
+use tokio::sync::oneshot;
+use tracing::warn;
 
-/// How to reach a Kafka cluster.
-#[derive(Clone, Default)]
+use super::kafka_headers::headers;
+use super::{Outcome, Outgoing, Publisher, Refusal};
+use crate::error::{Error, Result};
+
+/// After a purge librdkafka reports what it dropped within moments; this is only a bound.
+const PURGE_WAIT: Duration = Duration::from_secs(2);
+/// How long to let the queue of librdkafka empty before the next try.
+const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
+/// Other tasks of the thread get a turn after this many rows.
+const YIELD_ROWS: usize = 512;
+
+/// How to reach a Kafka cluster, and how to send to it.
+#[derive(Clone)]
 pub struct KafkaOptions {
-    /// `host:port`, separated by commas.
+    /// `host:port,host:port`.
     pub brokers: String,
-    /// Further settings of librdkafka, secrets among them; never printed.
+    pub client_id: String,
+    /// The `producer` header of every message, when given.
+    pub producer: Option<String>,
+    /// How long a broker request waits for company.
+    pub linger: Duration,
+    /// What has not been acknowledged after this long counts as unknown.
+    pub send_timeout: Duration,
+    /// Any librdkafka setting, secrets included; only the names are ever printed.
     pub settings: BTreeMap<String, String>,
 }
 
 impl KafkaOptions {
     pub fn new(brokers: impl Into<String>) -> Self {
-        Self { brokers: brokers.into(), settings: BTreeMap::new() }
+        Self {
+            brokers: brokers.into(),
+            client_id: "dipmo".to_owned(),
+            producer: None,
+            linger: Duration::from_millis(5),
+            send_timeout: Duration::from_secs(10),
+            settings: BTreeMap::new(),
+        }
     }
 
+    /// What producers and consumers have in common.
     pub(crate) fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers).set("client.id", &self.client_id);
         for (name, value) in &self.settings {
             config.set(name, value);
         }
-        config.set("bootstrap.servers", &self.brokers);
+        config
+    }
+
+    fn producer_config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config
+            .set("compression.type", "zstd")
+            // The partitioner of the Java clients, so that a key has one partition whoever produces.
+            .set("partitioner", "murmur2_random")
+            .set("linger.ms", (self.linger.as_secs_f64() * 1e3).to_string())
+            .set("queue.buffering.max.messages", "200000")
+            // A topic that was just made may not be known to every broker for this long.
+            .set("topic.metadata.propagation.max.ms", (self.send_timeout.as_millis() * 2 / 5).to_string());
+        for (name, value) in self.client_config().config_map() {
+            config.set(name, value);
+        }
+        // Not for settings to change: order and durability rest on them. The timeout of librdkafka comes
+        // after ours, because it drops messages one by one, and a later one might still get through.
+        config
+            .set("acks", "all")
+            .set("enable.idempotence", "true")
+            .set("message.timeout.ms", (self.send_timeout.as_millis() * 3).to_string());
         config
     }
 }
 
 impl fmt::Debug for KafkaOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KafkaOptions").field("brokers", &self.brokers).finish_non_exhaustive()
+        f.debug_struct("KafkaOptions")
+            .field("brokers", &self.brokers)
+            .field("client_id", &self.client_id)
+            .field("linger", &self.linger)
+            .field("send_timeout", &self.send_timeout)
+            .field("settings", &self.settings.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+type Client = ThreadedProducer<Deliveries>;
+
+/// Sends to one cluster.
+pub struct KafkaPublisher {
+    options: KafkaOptions,
+    deliveries: Deliveries,
+    client: Mutex<Arc<Client>>,
+    batches: AtomicU32,
+}
+
+impl KafkaPublisher {
+    /// Makes the producer; brokers are connected to in the background.
+    pub fn new(options: KafkaOptions) -> Result<Self> {
+        let deliveries = Deliveries::default();
+        let client = make(&options, &deliveries)?;
+        Ok(Self { options, deliveries, client: Mutex::new(Arc::new(client)), batches: AtomicU32::new(0) })
+    }
+
+    fn client(&self) -> Arc<Client> {
+        Arc::clone(&self.client.lock().expect("no code panics while it holds the producer"))
+    }
+
+    /// A producer with a fatal error never works again.
+    fn replace_if_broken(&self) {
+        let broken = self.client();
+        let Some((code, reason)) = broken.client().fatal_error() else { return };
+        warn!(?code, %reason, "the Kafka producer is broken and gets replaced");
+        match make(&self.options, &self.deliveries) {
+            Ok(client) => {
+                *self.client.lock().expect("no code panics while it holds the producer") = Arc::new(client);
+            }
+            Err(error) => warn!(%error, "replacing the Kafka producer"),
+        }
+        // Dropping it waits for its thread.
+        tokio::task::spawn_blocking(move || drop(broken));
+    }
+
+    /// Hands a row to librdkafka, which copies it.
+    async fn enqueue(&self, client: &Client, row: &Outgoing<'_>, opaque: usize) -> Result<(), Outcome> {
+        let millis = (row.occurred_at.unix_timestamp_nanos() / 1_000_000).try_into().unwrap_or(0);
+        let mut record: BaseRecord<'_, str, [u8], usize> =
+            BaseRecord::with_opaque_to(row.topic, opaque).key(row.key).timestamp(millis);
+        record.headers = Some(headers(row, self.options.producer.as_deref())?);
+        record.payload = row.payload;
+        let give_up = tokio::time::Instant::now() + self.options.send_timeout;
+        loop {
+            match client.send(record) {
+                Ok(()) => return Ok(()),
+                Err((KafkaError::MessageProduction(Code::QueueFull), again)) if tokio::time::Instant::now() < give_up => {
+                    record = again;
+                    tokio::time::sleep(QUEUE_FULL_WAIT).await;
+                }
+                Err((error, _)) => return Err(judge(&error)),
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Publisher for KafkaPublisher {
+    async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        let client = self.client();
+        let batch = self.batches.fetch_add(1, Ordering::Relaxed);
+        let done = self.deliveries.open(batch, rows.len());
+        let mut failed: HashSet<(&str, &str)> = HashSet::new();
+        for (n, row) in rows.iter().enumerate() {
+            if n % YIELD_ROWS == YIELD_ROWS - 1 {
+                tokio::task::yield_now().await;
+            }
+            if !failed.is_empty() && failed.contains(&(row.topic, row.key)) {
+                self.deliveries.tell(batch, n, Outcome::Held);
+            } else if let Err(outcome) = self.enqueue(&client, row, opaque(batch, n)).await {
+                failed.insert((row.topic, row.key));
+                self.deliveries.tell(batch, n, outcome);
+            }
+        }
+        let mut done = std::pin::pin!(done);
+        if tokio::time::timeout(self.options.send_timeout, &mut done).await.is_err() {
+            // Everything that is still under way ends at once and together: nothing later of a key can
+            // get through after something earlier has been given up.
+            client.purge(PurgeConfig::default().queue().inflight());
+            let _ = tokio::time::timeout(PURGE_WAIT, &mut done).await;
+        }
+        self.replace_if_broken();
+        self.deliveries.close(batch)
+    }
+}
+
+impl fmt::Debug for KafkaPublisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaPublisher").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+fn make(options: &KafkaOptions, deliveries: &Deliveries) -> Result<Client> {
+    let failed = |error: KafkaError| Error::invalid("making the Kafka producer").source(error);
+    options.producer_config().create_with_context(deliveries.clone()).map_err(failed)
+}
+
+fn opaque(batch: u32, n: usize) -> usize {
+    ((batch as usize) << 32) | n
+}
+
+/// What a failure means for the row.
+fn judge(error: &KafkaError) -> Outcome {
+    let code = error.rdkafka_error_code();
+    let name = code.map_or_else(|| "KAFKA".to_owned(), |code| format!("KAFKA_{code:?}"));
+    let refusal = Refusal::new(name, code.map_or_else(|| error.to_string(), |code| code.to_string()));
+    match code {
+        Some(
+            Code::MessageSizeTooLarge
+            | Code::InvalidMessage
+            | Code::InvalidMessageSize
+            | Code::MessageBatchTooLarge
+            | Code::UnknownTopic
+            | Code::UnknownTopicOrPartition
+            | Code::UnknownPartition
+            | Code::InvalidTopic
+            | Code::InvalidTimestamp
+            | Code::InvalidRecord
+            | Code::PolicyViolation
+            | Code::InvalidArgument,
+        ) => Outcome::Rejected(refusal),
+        Some(
+            Code::MessageTimedOut
+            | Code::PurgeQueue
+            | Code::PurgeInflight
+            | Code::QueueFull
+            | Code::BrokerTransportFailure
+            | Code::AllBrokersDown
+            | Code::NetworkException
+            | Code::RequestTimedOut
+            | Code::OperationTimedOut
+            | Code::Fatal
+            | Code::Resolve,
+        ) => Outcome::Unknown(refusal),
+        _ => Outcome::Retry(refusal),
+    }
+}
+
+/// Gathers the delivery reports of batches under way. One completion a batch, no allocation a row: the
+/// opaque of a message is the number of its batch and its place in it.
+#[derive(Clone, Default)]
+struct Deliveries(Arc<Mutex<HashMap<u32, Batch>>>);
+
+struct Batch {
+    outcomes: Vec<Option<Outcome>>,
+    left: usize,
+    done: Option<oneshot::Sender<()>>,
+}
+
+impl Deliveries {
+    fn open(&self, batch: u32, rows: usize) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.lock().insert(batch, Batch { outcomes: vec![None; rows], left: rows, done: Some(sender) });
+        receiver
+    }
+
+    fn tell(&self, batch: u32, n: usize, outcome: Outcome) {
+        let mut batches = self.lock();
+        // A report that comes after the batch was closed has been counted as unknown.
+        let Some(batch) = batches.get_mut(&batch) else { return };
+        if batch.outcomes[n].replace(outcome).is_none() {
+            batch.left -= 1;
+            if batch.left == 0 {
+                batch.done.take().map(|done| done.send(()));
+            }
+        }
+    }
+
+    fn close(&self, batch: u32) -> Vec<Outcome> {
+        let outcomes = self.lock().remove(&batch).map(|batch| batch.outcomes).unwrap_or_default();
+        let unknown = || Outcome::Unknown(Refusal::new("KAFKA_NO_REPORT", "no delivery report in time"));
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(unknown)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Batch>> {
+        self.0.lock().expect("no code panics while it holds the deliveries")
+    }
+}
+
+impl ClientContext for Deliveries {}
+
+impl ProducerContext for Deliveries {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        #[allow(clippy::cast_possible_truncation)] // Two halves, as `opaque` joined them.
+        let (batch, n) = ((opaque >> 32) as u32, opaque & 0xffff_ffff);
+        let outcome = match result {
+            Ok(_) => Outcome::Done,
+            Err((error, _)) => judge(error),
+        };
+        self.tell(batch, n, outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_in_the_settings_are_never_printed() {
+        let mut options = KafkaOptions::new("127.0.0.1:9092");
+        options.settings.insert("sasl.password".to_owned(), "hunter2".to_owned());
+        let printed = format!("{options:?}");
+        assert!(printed.contains("sasl.password") && !printed.contains("hunter2"), "{printed}");
+    }
+
+    #[test]
+    fn settings_cannot_weaken_durability_or_order() {
+        let mut options = KafkaOptions::new("127.0.0.1:9092");
+        for (name, value) in [("acks", "0"), ("enable.idempotence", "false"), ("linger.ms", "50")] {
+            options.settings.insert(name.to_owned(), value.to_owned());
+        }
+        let config = options.producer_config();
+        assert_eq!(config.get("acks"), Some("all"));
+        assert_eq!(config.get("enable.idempotence"), Some("true"));
+        assert_eq!(config.get("linger.ms"), Some("50"));
+    }
+
+    #[test]
+    fn a_batch_is_done_when_every_row_was_told_once() {
+        let deliveries = Deliveries::default();
+        let mut done = deliveries.open(7, 3);
+        deliveries.tell(7, 0, Outcome::Done);
+        deliveries.tell(7, 0, Outcome::Held);
+        deliveries.tell(7, 2, Outcome::Done);
+        deliveries.tell(8, 0, Outcome::Done);
+        assert!(done.try_recv().is_err());
+        deliveries.tell(7, 1, Outcome::Done);
+        assert!(done.try_recv().is_ok());
+        assert_eq!(deliveries.close(7).len(), 3);
+    }
+
+    #[test]
+    fn failures_of_the_broker_are_not_the_rows() {
+        let production = |code| judge(&KafkaError::MessageProduction(code));
+        assert!(matches!(production(Code::MessageSizeTooLarge), Outcome::Rejected(_)));
+        assert!(matches!(production(Code::UnknownTopic), Outcome::Rejected(_)));
+        assert!(matches!(production(Code::MessageTimedOut), Outcome::Unknown(_)));
+        assert!(matches!(production(Code::PurgeInflight), Outcome::Unknown(_)));
+        assert!(matches!(production(Code::TopicAuthorizationFailed), Outcome::Retry(_)));
     }
 }

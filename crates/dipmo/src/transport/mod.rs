@@ -1,6 +1,7 @@
 //! Brokers and other places that messages come from and go to, one file each.
 
 pub mod kafka;
+mod kafka_headers;
 pub(crate) mod kafka_source;
 
 use async_trait::async_trait;

@@ -13,7 +13,7 @@ use super::{Db, begin, execute, failed, query};
 use crate::error::Result;
 
 /// How much of a payload is shown; the rest stays in the table.
-pub const PAYLOAD_SHOWN_MAX: i32 = 65_536;
+pub(crate) const PAYLOAD_SHOWN_MAX: i32 = 65_536;
 
 /// A count that stops at 10 000, because nobody acts differently at eleven thousand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]

@@ -5,11 +5,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Mutex;
 
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
 
 use super::{Db, failed};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,7 +19,6 @@ use crate::relay::{Holder, Ranges, Snapshot};
 /// Commits of the relay may be lost in a crash: then the rows are sent again, which is allowed.
 /// The planner is pinned to the indexes, which are 2 us a row; its other ideas are 5 to 7.
 const SETTINGS: &str = "
--- relay.settings
 set synchronous_commit = off;
 set enable_seqscan = off;
 set enable_bitmapscan = off;
@@ -94,6 +94,10 @@ union all
 select null, null, b.upto from bound b
 order by 1 nulls last
 limit $4";
+
+const SET_QUIET: &str = "
+-- relay.set_quiet
+update dipmo.relay_wake set quiet = $1 where quiet <> $1";
 
 const SESSIONS: &str = "
 -- relay.sessions
@@ -197,6 +201,11 @@ impl Link {
         Ok((missing, rows.first().map_or(upto, |row| row.get(2))))
     }
 
+    /// Whether writers should notify. Nothing is written when the flag is so already.
+    pub(crate) async fn set_quiet(&self, quiet: bool) -> Result<()> {
+        self.query(SET_QUIET, &[&quiet]).await.map(drop)
+    }
+
     pub(crate) async fn read_sessions(&self, pids: &[i32]) -> Result<Vec<SessionInfo>> {
         let rows = self.query(SESSIONS, &[&pids]).await?;
         let session = |row: &Row| SessionInfo {
@@ -206,6 +215,32 @@ impl Link {
             since: row.get(3),
         };
         Ok(rows.iter().map(session).collect())
+    }
+}
+
+/// Listens to the writers of the schema's outbox until the connection breaks.
+pub(crate) async fn listen(db: &Db, mut heard: impl FnMut()) -> Result<()> {
+    let unavailable = |e| Error::new(ErrorKind::Unavailable, "listening on PostgreSQL").source(e);
+    let (client, mut connection) = named(db.config(), "relay listen").connect(NoTls).await.map_err(unavailable)?;
+    let statement = format!("listen {}_outbox", db.schema());
+    let listening = client.batch_execute(&statement);
+    tokio::pin!(listening);
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            message = poll_fn(|context| connection.poll_message(context)) => match message {
+                Some(Ok(AsyncMessage::Notification(_))) => heard(),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(unavailable(error)),
+                None => return Ok(()),
+            },
+            answer = &mut listening, if !asked => {
+                answer.map_err(unavailable)?;
+                asked = true;
+                // What was committed before the server began to listen for us was announced to nobody.
+                heard();
+            }
+        }
     }
 }
 
@@ -227,6 +262,3 @@ impl fmt::Debug for Link {
         f.debug_struct("Link").field("schema", &self.db.schema()).finish_non_exhaustive()
     }
 }
-
-/// For the test that prepares every statement.
-pub(super) const STATEMENTS: &[&str] = &[LAST_ID, SNAPSHOT, HOLDERS, MISSING, SESSIONS];

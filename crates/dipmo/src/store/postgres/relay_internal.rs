@@ -117,6 +117,3 @@ impl Link {
         Ok(answer[0].get::<_, i64>(0).unsigned_abs())
     }
 }
-
-/// For the test that prepares every statement.
-pub(super) const STATEMENTS: &[&str] = &[SUBSCRIPTIONS, REMEMBER, HAND_OVER];

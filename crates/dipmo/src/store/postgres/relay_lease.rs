@@ -137,6 +137,3 @@ pub(crate) async fn forget(db: &Db, node: &str) -> Result<()> {
     execute(db, &tx, FORGET, &[&node]).await?;
     commit(tx).await
 }
-
-/// For the test that prepares every statement.
-pub(super) const STATEMENTS: &[&str] = &[HEARTBEAT, FORGET, ALIVE, RENEW, TAKE, RELEASE];

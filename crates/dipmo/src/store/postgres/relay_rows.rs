@@ -12,32 +12,21 @@ use super::relay::Link;
 use crate::error::Result;
 use crate::transport::Outgoing;
 
-/// A statement around the columns of a row to send, which [`OutRow`] reads by position.
-macro_rules! outgoing {
-    ($head:literal, $tail:literal) => {
-        concat!(
-            $head,
-            "r.shard, r.id, r.message_id, r.destination, r.key, r.tenant, r.aggregate_type, r.aggregate_id,
-           r.aggregate_version, r.event_type, r.event_version, r.correlation_id, r.causation_id, r.traceparent,
-           r.headers::text, r.payload, r.occurred_at, r.created_at",
-            $tail
-        )
-    };
-}
-
-const FRESH: &str = outgoing!(
-    "
+// The columns of a row to send are read by position in [`OutRow`].
+const FRESH: &str = "
 -- relay.fresh
-select o.* -- the columns below
+select o.shard, o.id, o.message_id, o.destination, o.key, o.tenant, o.aggregate_type, o.aggregate_id,
+       o.aggregate_version, o.event_type, o.event_version, o.correlation_id, o.causation_id, o.traceparent,
+       o.headers::text, o.payload, o.occurred_at, o.created_at
 from unnest($1::smallint[], $2::bigint[]) as s (shard, after)
 cross join lateral (
-    select ",
-    "
+    select r.shard, r.id, r.message_id, r.destination, r.key, r.tenant, r.aggregate_type, r.aggregate_id,
+           r.aggregate_version, r.event_type, r.event_version, r.correlation_id, r.causation_id, r.traceparent,
+           r.headers, r.payload, r.occurred_at, r.created_at
     from dipmo.outbox r
     where r.shard = s.shard and r.id > s.after and r.id <= $3
     order by r.id
-    limit $4) o"
-);
+    limit $4) o";
 
 const FRESH_IDS: &str = "
 -- relay.fresh_ids
@@ -50,19 +39,20 @@ cross join lateral (
     order by r.id
     limit $4) o";
 
-const LATE: &str = outgoing!(
-    "
+const LATE: &str = "
 -- relay.late
-select o.* -- the columns below
+select o.shard, o.id, o.message_id, o.destination, o.key, o.tenant, o.aggregate_type, o.aggregate_id,
+       o.aggregate_version, o.event_type, o.event_version, o.correlation_id, o.causation_id, o.traceparent,
+       o.headers::text, o.payload, o.occurred_at, o.created_at
 from unnest($1::smallint[], $2::bigint[], $3::bigint[]) as g (shard, low, high)
 cross join lateral (
-    select ",
-    "
+    select r.shard, r.id, r.message_id, r.destination, r.key, r.tenant, r.aggregate_type, r.aggregate_id,
+           r.aggregate_version, r.event_type, r.event_version, r.correlation_id, r.causation_id, r.traceparent,
+           r.headers, r.payload, r.occurred_at, r.created_at
     from dipmo.outbox r
     where r.shard = g.shard and r.id >= g.low and r.id < g.high
     order by r.id) o
-limit $4"
-);
+limit $4";
 
 const LATE_IDS: &str = "
 -- relay.late_ids
@@ -75,14 +65,13 @@ cross join lateral (
     order by r.id) o
 limit $4";
 
-const BY_ID: &str = outgoing!(
-    "
+const BY_ID: &str = "
 -- relay.by_id
-select ",
-    "
+select r.shard, r.id, r.message_id, r.destination, r.key, r.tenant, r.aggregate_type, r.aggregate_id,
+       r.aggregate_version, r.event_type, r.event_version, r.correlation_id, r.causation_id, r.traceparent,
+       r.headers::text, r.payload, r.occurred_at, r.created_at
 from unnest($1::smallint[], $2::bigint[]) as s (shard, id)
-join dipmo.outbox r on r.shard = s.shard and r.id = s.id"
-);
+join dipmo.outbox r on r.shard = s.shard and r.id = s.id";
 
 // The fence: zero rows for a shard mean that another relay owns it, and nothing of it is written.
 // The cursor is compared too, so that not even this relay can move one back.
@@ -154,10 +143,10 @@ limit $2";
 
 const PARKED: &str = "
 -- relay.parked
-select x.shard, x.id, x.state
+select x.shard, x.id, x.state, x.attempts, x.destination, x.key
 from unnest($1::smallint[], $2::text[], $3::text[]) as k (shard, destination, key)
 cross join lateral (
-    select e.shard, e.id, e.state
+    select e.shard, e.id, e.state, e.attempts, e.destination, e.key
     from dipmo.outbox_exception e
     where e.shard = k.shard and e.destination = k.destination and e.key = k.key
       and e.state in ('RETRY', 'PARKED', 'DEAD')
@@ -211,6 +200,23 @@ pub(crate) struct OpenHead {
     pub(crate) due: bool,
 }
 
+/// A message of a key that is open.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenRow {
+    pub(crate) shard: i16,
+    pub(crate) id: i64,
+    pub(crate) state: String,
+    pub(crate) attempts: i32,
+    destination: String,
+    key: String,
+}
+
+impl OpenRow {
+    pub(crate) fn is_of(&self, head: &OpenHead) -> bool {
+        self.shard == head.shard && self.key == head.key && self.destination == head.destination
+    }
+}
+
 /// A row as read; [`OutRow::outgoing`] borrows from it.
 #[derive(Debug)]
 pub(crate) struct OutRow(Row);
@@ -230,6 +236,11 @@ impl OutRow {
 
     pub(crate) fn key(&self) -> &str {
         self.0.get(4)
+    }
+
+    /// About what it takes in memory.
+    pub(crate) fn size(&self) -> usize {
+        self.0.raw_size_bytes()
     }
 
     pub(crate) fn created_at(&self) -> OffsetDateTime {
@@ -381,15 +392,18 @@ impl Link {
     }
 
     /// The open messages of the keys in order, at most `limit` of each, with their states.
-    pub(crate) async fn read_parked(&self, keys: &[&OpenHead], limit: i64) -> Result<Vec<(i16, i64, String)>> {
+    pub(crate) async fn read_parked(&self, keys: &[&OpenHead], limit: i64) -> Result<Vec<OpenRow>> {
         let shards = column(keys, |k| k.shard);
         let (destinations, names) = (column(keys, |k| &*k.destination), column(keys, |k| &*k.key));
         let rows = self.query(PARKED, &[&shards, &destinations, &names, &limit]).await?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect())
+        let open = |row: &Row| OpenRow {
+            shard: row.get(0),
+            id: row.get(1),
+            state: row.get(2),
+            attempts: row.get(3),
+            destination: row.get(4),
+            key: row.get(5),
+        };
+        Ok(rows.iter().map(open).collect())
     }
 }
-
-/// For the test that prepares every statement.
-pub(super) const STATEMENTS: &[&str] = &[
-    FRESH, FRESH_IDS, LATE, LATE_IDS, BY_ID, SETTLE, OPEN_EXCEPTIONS, CHANGE_EXCEPTIONS, OPEN_KEYS, PARKED,
-];

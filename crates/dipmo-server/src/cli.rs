@@ -1,0 +1,271 @@
+//! The command line: verbs, arguments, and nothing else.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use uuid::Uuid;
+
+/// Durable inbox, process manager and outbox over PostgreSQL and Kafka.
+#[derive(Debug, Parser)]
+#[command(name = "dipmo", version, propagate_version = true)]
+pub(crate) struct Cli {
+    /// The configuration file; without it ./dipmo.toml, or DIPMO_DATABASE_URL alone
+    #[arg(short, long, global = true, env = "DIPMO_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// How to print
+    #[arg(short, long, global = true, value_enum, default_value_t)]
+    pub(crate) output: Format,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    #[default]
+    Table,
+    Json,
+    /// One JSON object a line
+    Jsonl,
+    /// One name or id a line, for scripts
+    Name,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Run the daemon
+    Run {
+        /// Roles of this process, all by default
+        #[arg(long, value_enum, value_delimiter = ',', num_args = 1..)]
+        role: Vec<Role>,
+    },
+    /// Look at the configuration
+    #[command(subcommand)]
+    Config(ConfigVerb),
+    /// The tables of dipmo in the database
+    #[command(subcommand)]
+    Schema(SchemaVerb),
+    /// How it is going: consumers, lanes, nodes, processes
+    Status,
+    /// Look for what is wrong; exit code 10 when something is
+    Doctor,
+    /// Received messages
+    #[command(subcommand)]
+    Inbox(InboxVerb),
+    /// Messages to send
+    #[command(subcommand)]
+    Outbox(OutboxVerb),
+    /// Keys that wait behind a failed message
+    #[command(subcommand)]
+    Key(KeyVerb),
+    /// Process instances
+    #[command(subcommand)]
+    Process(ProcessVerb),
+    /// Who changed what, and why
+    #[command(subcommand)]
+    Audit(AuditVerb),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// Take messages from Kafka
+    Ingress,
+    /// Handle stored messages, retries and timers
+    Worker,
+    /// Send what the outbox holds
+    Relay,
+    /// Partitions, retention, gauges
+    Upkeep,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigVerb {
+    /// Check the file and print what was understood, without secrets
+    Check,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum SchemaVerb {
+    /// Bring the schema up to date
+    Migrate,
+    /// Show the SQL that migrate would run
+    Plan,
+    /// Is the schema the one this version knows?
+    Check,
+}
+
+/// A part of a list.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PageArgs {
+    /// The most rows to show
+    #[arg(long, default_value_t = 50)]
+    pub(crate) limit: u32,
+    /// Continue after this row, as printed at the end of the page before
+    #[arg(long)]
+    pub(crate) after: Option<String>,
+}
+
+/// Who changes something, and why.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ChangeArgs {
+    /// Why; kept in the audit trail
+    #[arg(long)]
+    pub(crate) reason: String,
+    /// Who; kept in the audit trail
+    #[arg(long, env = "DIPMO_ACTOR")]
+    pub(crate) actor: Option<String>,
+    /// Do not ask; needed for dangerous verbs when there is no terminal
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum InboxVerb {
+    /// Open messages, oldest first
+    List {
+        #[arg(long)]
+        consumer: Option<String>,
+        /// RECEIVED, RETRY, PARKED, DEAD or SERDE_ERROR
+        #[arg(long)]
+        state: Option<String>,
+        #[arg(long)]
+        key: Option<String>,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// One message, open or closed
+    Show {
+        id: i64,
+        /// Show the payload too, up to 64 kB
+        #[arg(long)]
+        payload: bool,
+    },
+    /// Has a consumer seen this message?
+    Seen {
+        #[arg(long)]
+        consumer: String,
+        /// The topic, or the source system of the consumer
+        #[arg(long)]
+        source: String,
+        #[arg(long)]
+        message_id: String,
+    },
+    /// Try a DEAD message again now, with fresh attempts
+    Retry {
+        #[arg(required = true)]
+        ids: Vec<i64>,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// Give a message up; what waits behind it goes on
+    Discard {
+        #[arg(required = true)]
+        ids: Vec<i64>,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// Decode a SERDE_ERROR again, by the rules of the configuration
+    Redecode {
+        #[arg(required = true)]
+        ids: Vec<i64>,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OutboxVerb {
+    /// What could not be sent, oldest first
+    List {
+        /// PENDING, RETRY, PARKED, DEAD, PUBLISHED or DISCARDED
+        #[arg(long)]
+        state: Option<String>,
+        /// INTERNAL or KAFKA:<topic>
+        #[arg(long)]
+        destination: Option<String>,
+        #[arg(long)]
+        key: Option<String>,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// One message in any state
+    Show {
+        id: i64,
+        /// Show the payload too, up to 64 kB
+        #[arg(long)]
+        payload: bool,
+    },
+    /// Send a DEAD message again now, with fresh attempts
+    Retry {
+        #[arg(required = true)]
+        ids: Vec<i64>,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+    /// Give a message up: it is never sent, what waits behind it follows
+    Discard {
+        #[arg(required = true)]
+        ids: Vec<i64>,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyVerb {
+    /// Parked keys, oldest head first
+    List {
+        #[arg(long)]
+        consumer: Option<String>,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// One parked key
+    Show { consumer: String, key: String },
+    /// Leave the failed head where it is and let the rest go on
+    Release {
+        consumer: String,
+        key: String,
+        /// Count missing versions as applied
+        #[arg(long)]
+        skip_gap: bool,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProcessVerb {
+    /// Process instances
+    List {
+        #[arg(long = "type")]
+        process_type: Option<String>,
+        /// NEW, RUNNING, SUCCEEDED, FAILED, COMPENSATING, COMPENSATED or PAUSED
+        #[arg(long)]
+        status: Option<String>,
+        #[arg(long)]
+        state: Option<String>,
+        #[arg(long)]
+        tenant: Option<String>,
+        #[arg(long)]
+        business_key: Option<String>,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// One instance with its data, timers and journal
+    Show { id: Uuid },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditVerb {
+    /// Changes, newest first
+    List {
+        #[arg(long)]
+        actor: Option<String>,
+        #[arg(long)]
+        action: Option<String>,
+        #[arg(long)]
+        target: Option<String>,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+}

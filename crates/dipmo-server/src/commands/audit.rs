@@ -1,0 +1,28 @@
+//! `dipmo audit`.
+
+use dipmo::operator::audit::{self, AuditFilter, AuditRow};
+
+use super::{Context, page, show_list};
+use crate::cli::AuditVerb;
+use crate::exit::{Exit, Quit};
+use crate::output::Row;
+
+pub(super) async fn run(context: &Context, verb: AuditVerb) -> Result<Exit, Quit> {
+    let AuditVerb::List { actor, action, target, page: part } = verb;
+    let filter = AuditFilter { actor, action, target };
+    show_list(context, &audit::list(&context.db()?, &filter, &page(&part)?).await?)
+}
+
+impl Row for AuditRow {
+    const COLUMNS: &'static [&'static str] = &["id", "at", "actor", "action", "target", "reason"];
+
+    fn cells(&self) -> Vec<String> {
+        let at = self.at.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
+        let (actor, action) = (self.actor.clone(), self.action.clone());
+        vec![self.id.to_string(), at, actor, action, self.target.clone(), self.reason.clone()]
+    }
+
+    fn name(&self) -> String {
+        self.id.to_string()
+    }
+}

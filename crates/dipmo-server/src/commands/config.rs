@@ -1,0 +1,79 @@
+//! `dipmo config check`: reads the file, looks the secrets up, and says what was understood.
+
+use serde_json::{Value, json};
+
+use super::Context;
+use crate::cli::{ConfigVerb, Format};
+use crate::config::{Config, ConsumerConfig, Problem};
+use crate::exit::{Exit, Quit};
+use crate::output;
+
+pub(super) fn run(context: &Context, verb: &ConfigVerb) -> Result<Exit, Quit> {
+    let ConfigVerb::Check = verb;
+    let Some(file) = &context.file else {
+        return Err(Quit::new(Exit::Usage, "there is no configuration to check").hint("name the file with -c"));
+    };
+    secrets(&context.config).map_err(|problem| {
+        Quit::new(Exit::Usage, format!("{}: {}: {}", file.display(), problem.key, problem.message))
+    })?;
+    let understood = understood(&context.config);
+    match context.format {
+        Format::Table => {
+            output::one(Format::Table, &understood, "")?;
+            output::print(&format!("{} is valid\n", file.display()))?;
+        }
+        format => output::one(format, &understood, &file.display().to_string())?,
+    }
+    Ok(Exit::Ok)
+}
+
+/// Every secret must be where the file says it is.
+fn secrets(config: &Config) -> Result<(), Problem> {
+    let options = config.database.options("dipmo")?;
+    dipmo::store::postgres::Db::open(options).map_err(|error| Problem::new("database", error.to_string()))?;
+    config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map(drop)
+}
+
+/// The configuration as it will be used, without secrets.
+fn understood(config: &Config) -> Value {
+    let kafka = config.kafka.as_ref().map(|kafka| {
+        let settings: Vec<&String> = kafka.settings.keys().collect();
+        json!({ "brokers": kafka.brokers, "settings": settings })
+    });
+    let retention = &config.retention;
+    json!({
+        "database": {
+            "place": config.database.place(),
+            "schema": config.database.schema,
+            "connections": config.database.connections,
+        },
+        "kafka": kafka,
+        "node": { "name": config.node.name(), "drain_max": config.node.drain_max.to_string() },
+        "consumer": config.consumer.iter().map(consumer).collect::<Vec<_>>(),
+        "relay": { "lease": config.relay.lease.to_string(), "batch_rows": config.relay.batch_rows },
+        "retention": {
+            "inbox": retention.inbox.to_string(),
+            "outbox": retention.outbox.to_string(),
+            "journal": retention.journal.map_or("for ever".to_owned(), |span| span.to_string()),
+            "dedupe": retention.dedupe.to_string(),
+            "redrive": retention.redrive.to_string(),
+            "broker": retention.broker.to_string(),
+        },
+        "http": config.http.listen,
+        "log": { "format": format!("{:?}", config.log.format).to_lowercase(), "level": config.log.level },
+        "otlp": config.otlp.as_ref().map(|otlp| &otlp.endpoint),
+    })
+}
+
+fn consumer(c: &ConsumerConfig) -> Value {
+    json!({
+        "name": c.name,
+        "topics": c.topics,
+        "internal": c.internal,
+        "handler": c.handler.sql.to_string(),
+        "mode": format!("{:?}", c.mode).to_lowercase(),
+        "on_dead": format!("{:?}", c.on_dead).to_lowercase(),
+        "attempts_max": c.retry.attempts_max,
+        "dlq_topic": c.dlq_topic,
+    })
+}

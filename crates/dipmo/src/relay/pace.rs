@@ -1,0 +1,91 @@
+//! When the relay looks again: woken by writers while little happens, by its own clock under load.
+//!
+//! NOTIFY serialises commits, so under load the writers are told not to notify and the relay polls at its
+//! minimum interval. All relays share that flag; a wrong one costs a fallback interval and nothing else.
+
+use std::time::{Duration, Instant};
+
+/// Polls are counted over this time.
+const WINDOW: Duration = Duration::from_millis(100);
+/// This many polls of a window that found something new mean load: notifying would cost more.
+const BUSY_POLLS: u32 = 30;
+/// Fewer than this in each of [`CALM_WINDOWS`] windows mean that polling costs more.
+const CALM_POLLS: u32 = 15;
+const CALM_WINDOWS: u32 = 5;
+
+#[derive(Debug)]
+pub(crate) struct Pace {
+    busy: bool,
+    window: Instant,
+    /// Polls in the window that found the last id moved.
+    moved: u32,
+    calm: u32,
+}
+
+/// What made the relay look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// A writer, or something that was under way.
+    Signal,
+    /// Nobody: the fallback interval had passed.
+    Fallback,
+}
+
+impl Pace {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { busy: false, window: now, moved: 0, calm: 0 }
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// Notes a poll. Returns true when the mode changed and the writers should be told.
+    pub(crate) fn polled(&mut self, moved: bool, woken: Woken, now: Instant) -> bool {
+        let was = self.busy;
+        self.moved += u32::from(moved);
+        // New rows that nobody announced: another relay has told the writers to be silent.
+        if self.moved >= BUSY_POLLS || (moved && woken == Woken::Fallback) {
+            self.busy = true;
+            self.calm = 0;
+        }
+        if now.duration_since(self.window) >= WINDOW {
+            self.calm = if self.moved < CALM_POLLS { self.calm + 1 } else { 0 };
+            if self.calm >= CALM_WINDOWS {
+                self.busy = false;
+            }
+            self.moved = 0;
+            self.window = now;
+        }
+        self.busy != was
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_trickle_stays_quiet_and_a_stream_becomes_busy() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        for n in 0..200 {
+            assert!(!pace.polled(true, Woken::Signal, start + MS * 5 * n), "200 a second are a trickle");
+        }
+        let later = start + MS * 1_000;
+        let changed = (0..100).filter(|n| pace.polled(true, Woken::Signal, later + MS * *n)).count();
+        assert!(pace.is_busy() && changed == 1);
+    }
+
+    #[test]
+    fn it_calms_down_only_after_a_while() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        assert!(pace.polled(true, Woken::Fallback, start), "rows that nobody announced");
+        let calm = (1..).find(|n| pace.polled(false, Woken::Signal, start + MS * 2 * *n)).unwrap_or_default();
+        assert!(calm * 2 >= 500 && calm * 2 <= 520, "{calm}");
+        assert!(!pace.is_busy());
+    }
+}

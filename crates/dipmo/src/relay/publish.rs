@@ -1,0 +1,326 @@
+//! The sending lanes: rows go to a broker outside any database transaction, then one transaction says
+//! what became of them.
+//!
+//! Promise: a committed row is sent at least once, in order within (destination, key). A row that fails
+//! parks its key and nothing else; a broker that does not answer stops the lane and marks nothing.
+//! Not promised: order against rows that were on their way when the broker, not the client, refused an
+//! earlier one of their key.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metrics::{counter, gauge, histogram};
+use tracing::{info, warn};
+
+use super::breaker::Breaker;
+use super::horizon::View;
+use super::keys::{Key, OpenKeys};
+use super::lane::{Found, LATE_MAX, Lane, LaneStep};
+use super::state::{OutboxEvent, OutboxState};
+use super::RelayOptions;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::postgres::relay_rows::{ExceptionRow, OutRow};
+use crate::transport::{Outcome, Outgoing, Publisher, Refusal};
+
+/// More failures than this at once are the destination's trouble, not the rows': nothing is marked.
+const EXCEPTIONS_MAX: usize = 1_000;
+/// What one read may bring into memory, about.
+const READ_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// The first read of a lane; reads double from here while rows stay small.
+const READ_ROWS_FIRST: usize = 64;
+
+/// The broker side of a lane.
+pub(crate) struct Sender {
+    publisher: Arc<dyn Publisher>,
+    breaker: Breaker,
+    pub(super) keys: OpenKeys,
+    keys_read: Option<Instant>,
+    /// Rows of a shard that the next read takes.
+    read_rows: usize,
+}
+
+/// A row in the batch, with what is known of it.
+struct Candidate {
+    row: OutRow,
+    /// PENDING unless the row is an exception already.
+    state: OutboxState,
+    attempts: i32,
+}
+
+impl Sender {
+    pub(crate) fn new(publisher: Arc<dyn Publisher>, options: &RelayOptions) -> Self {
+        Self {
+            publisher,
+            breaker: Breaker::new(options.probe_after, options.probe_after_max),
+            keys: OpenKeys::default(),
+            keys_read: None,
+            read_rows: READ_ROWS_FIRST,
+        }
+    }
+
+    /// Another's exceptions came with a shard: read before anything is sent.
+    pub(crate) fn forget_keys(&mut self) {
+        self.keys_read = None;
+    }
+
+    fn keys_stale(&self, refresh: Duration) -> bool {
+        self.keys_read.is_none_or(|at| at.elapsed() >= refresh)
+    }
+
+    fn adapt(&mut self, rows: &[OutRow], shards: usize, batch_rows: usize) {
+        let bytes: usize = rows.iter().map(OutRow::size).sum();
+        let Some(mean) = bytes.checked_div(rows.len()) else { return };
+        let fits = READ_BYTES_MAX / (mean.max(1) * shards.max(1));
+        self.read_rows = (self.read_rows * 2).min(batch_rows).min(fits).max(1);
+    }
+}
+
+impl Lane {
+    fn sender(&mut self) -> &mut Sender {
+        self.sender.as_mut().expect("only lanes with a sender publish")
+    }
+
+    pub(super) async fn publish(&mut self, view: &View) -> Result<LaneStep> {
+        let until = self.sender().breaker.until();
+        if !self.sender().breaker.allows(Instant::now()) {
+            return Ok(LaneStep { breaker_until: until, ..LaneStep::default() });
+        }
+        self.refresh_keys().await?;
+        let mut candidates = self.read_reopened().await?;
+        let reopened = candidates.len();
+        let found = self.read_new(view).await?;
+        let keys = &self.sender().keys;
+        let places = found.places(place);
+        let mut parked = Vec::new();
+        for row in found.late.into_iter().chain(found.fresh) {
+            let candidate = Candidate { row, state: OutboxState::Pending, attempts: 0 };
+            let blocked = keys.blocks(candidate.row.destination(), candidate.row.key());
+            if blocked { parked.push(candidate) } else { candidates.push(candidate) }
+        }
+        let mut step = LaneStep { more: places.more, ..LaneStep::default() };
+        let outcomes = self.send(&candidates).await?;
+        if self.is_away(&outcomes) {
+            step.breaker_until = self.sender().breaker.until();
+            step.more = false;
+            return Ok(step);
+        }
+        step.sent = outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count();
+        self.measure(&candidates, &outcomes);
+        let mut exceptions = self.judge(&candidates, outcomes)?;
+        for candidate in &parked {
+            exceptions.push(exception(candidate, OutboxEvent::Blocked, None, None)?);
+        }
+        step.excepted = exceptions.len();
+        step.more |= reopened > 0 && !exceptions.is_empty();
+        self.settle_sent(view, &places, &exceptions).await?;
+        Ok(step)
+    }
+
+    /// Keys are read again now and then, because operators change them.
+    async fn refresh_keys(&mut self) -> Result<()> {
+        let refresh = self.options.exceptions_refresh;
+        if !self.sender().keys_stale(refresh) {
+            return Ok(());
+        }
+        let shards: Vec<i16> = self.shards.keys().copied().collect();
+        let heads = self.link.read_open_keys(&shards, OpenKeys::READ_MAX).await?;
+        let sender = self.sender();
+        sender.keys = OpenKeys::new(heads);
+        sender.keys_read = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Rows that are exceptions and may be sent now: failed ones that are due, and those that waited
+    /// behind one which is settled.
+    async fn read_reopened(&mut self) -> Result<Vec<Candidate>> {
+        let keys = &self.sender.as_ref().expect("only lanes with a sender publish").keys;
+        let due = keys.due();
+        let released = keys.released();
+        if due.is_empty() && released.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut wanted: HashMap<i64, (i16, OutboxState, i32)> =
+            due.iter().map(|head| (head.id, (head.shard, OutboxState::Retry, head.attempts))).collect();
+        let mut drained: HashSet<Key> = HashSet::new();
+        if !released.is_empty() {
+            let rows = self.link.read_parked(&released, OpenKeys::DRAIN_MAX).await?;
+            for head in released {
+                let own: Vec<_> = rows.iter().filter(|row| row.is_of(head)).collect();
+                let parked = own.iter().take_while(|row| row.state == OutboxState::Parked.name());
+                let count = parked.map(|row| wanted.insert(row.id, (row.shard, OutboxState::Parked, row.attempts))).count();
+                // All of the key is on its way in this batch, so what is new may follow in the same.
+                if count == own.len() && i64::try_from(own.len()).is_ok_and(|len| len < OpenKeys::DRAIN_MAX) {
+                    drained.insert(Key::of(head));
+                }
+            }
+        }
+        let ids: Vec<(i16, i64)> = wanted.iter().map(|(id, (shard, ..))| (*shard, *id)).collect();
+        let mut rows = self.link.read_by_id(&ids).await?;
+        rows.sort_unstable_by_key(OutRow::id);
+        let sender = self.sender();
+        sender.keys.drained = drained;
+        // Whatever comes of them, the keys are not as they were read.
+        sender.forget_keys();
+        let candidate = |row: OutRow| {
+            let (_, state, attempts) = wanted[&row.id()];
+            Candidate { row, state, attempts }
+        };
+        Ok(rows.into_iter().map(candidate).collect())
+    }
+
+    async fn read_new(&mut self, view: &View) -> Result<Found<OutRow>> {
+        let late = self.late_ranges(view);
+        let late_rows = if late.0.is_empty() { Vec::new() } else { self.link.read_late(&late, LATE_MAX).await? };
+        let late_complete = i64::try_from(late_rows.len()).is_ok_and(|count| count < LATE_MAX);
+        let mut cursors = self.cursors(view, &late, late_complete);
+        if self.sender().keys.is_full() {
+            warn!(lane = self.name, "too many keys are parked: new rows wait until some are settled");
+            cursors = <_>::default();
+        }
+        let limit = self.sender().read_rows;
+        let fresh = if cursors.0.is_empty() {
+            Vec::new()
+        } else {
+            self.link.read_fresh(&cursors, view.safe, i64::try_from(limit).unwrap_or(i64::MAX)).await?
+        };
+        let (shards, batch_rows) = (cursors.0.len(), self.options.batch_rows);
+        self.sender().adapt(&fresh, shards, batch_rows);
+        Ok(self.found(view, (late_rows, late_complete), (&cursors, fresh, limit), place))
+    }
+
+    async fn send(&mut self, candidates: &[Candidate]) -> Result<Vec<Outcome>> {
+        if candidates.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.still_leased() {
+            return Err(Error::lease_lost("a lease ended before its rows were sent"));
+        }
+        let rows: Vec<Outgoing<'_>> = candidates.iter().map(|candidate| candidate.row.outgoing()).collect();
+        let publisher = Arc::clone(&self.sender().publisher);
+        let outcomes = publisher.publish(&rows).await;
+        if outcomes.len() != rows.len() {
+            return Err(Error::new(ErrorKind::Bug, "a publisher tells the outcome of every row"));
+        }
+        Ok(outcomes)
+    }
+
+    /// The destination did not answer for anything, or failed too much for the rows to be the reason.
+    fn is_away(&mut self, outcomes: &[Outcome]) -> bool {
+        let silent = |outcome: &Outcome| matches!(outcome, Outcome::Unknown(_) | Outcome::Held);
+        let passing = outcomes.iter().filter(|o| matches!(o, Outcome::Unknown(_) | Outcome::Retry(_))).count();
+        let away = !outcomes.is_empty() && (outcomes.iter().all(silent) || passing > EXCEPTIONS_MAX);
+        let name = self.name;
+        let breaker = &mut self.sender().breaker;
+        if away {
+            let reason = outcomes.iter().find_map(|outcome| match outcome {
+                Outcome::Unknown(refusal) | Outcome::Retry(refusal) => Some(refusal.message.as_str()),
+                _ => None,
+            });
+            if breaker.silent(Instant::now()) {
+                warn!(lane = name, reason, "the destination does not answer: sending stops until a probe succeeds");
+            }
+        } else if !outcomes.is_empty() {
+            if breaker.is_open() {
+                info!(lane = name, "the destination answers again");
+            }
+            breaker.answered();
+        }
+        gauge!("dipmo_relay_breaker_open", "lane" => name).set(f64::from(u8::from(breaker.is_open())));
+        away
+    }
+
+    /// What the outcomes make of rows that are not simply done.
+    fn judge(&mut self, candidates: &[Candidate], outcomes: Vec<Outcome>) -> Result<Vec<ExceptionRow>> {
+        let mut exceptions = Vec::new();
+        let mut failed: HashSet<(&str, &str)> = HashSet::new();
+        for (candidate, outcome) in candidates.iter().zip(outcomes) {
+            let key = (candidate.row.destination(), candidate.row.key());
+            // Behind one that failed, a row that failed as well is only in its way.
+            let behind = failed.contains(&key);
+            let (event, refusal) = match outcome {
+                Outcome::Done if candidate.state == OutboxState::Pending => continue,
+                Outcome::Done => (OutboxEvent::Acknowledged, None),
+                _ if behind && candidate.state == OutboxState::Retry => continue,
+                _ if behind => (OutboxEvent::Blocked, None),
+                Outcome::Held if candidate.state == OutboxState::Retry => continue,
+                Outcome::Held => (OutboxEvent::Blocked, None),
+                Outcome::Rejected(refusal) => (OutboxEvent::GivenUp, Some(refusal)),
+                Outcome::Retry(refusal) | Outcome::Unknown(refusal) => (OutboxEvent::Failed, Some(refusal)),
+            };
+            if !matches!(event, OutboxEvent::Acknowledged | OutboxEvent::Blocked) {
+                failed.insert(key);
+            }
+            exceptions.push(exception(candidate, event, refusal, Some(&self.options))?);
+        }
+        Ok(exceptions)
+    }
+
+    async fn settle_sent(
+        &mut self,
+        view: &View,
+        places: &Found<(i16, i64)>,
+        exceptions: &[ExceptionRow],
+    ) -> Result<()> {
+        let logs = self.advance(view, places, |place| *place);
+        if exceptions.is_empty() {
+            if !logs.is_empty() {
+                self.settle(&logs, &[]).await?;
+            }
+            return Ok(());
+        }
+        self.link.begin().await?;
+        self.settle(&logs, exceptions).await?;
+        self.link.commit().await?;
+        self.sender().forget_keys();
+        Ok(())
+    }
+
+    fn measure(&self, candidates: &[Candidate], outcomes: &[Outcome]) {
+        let done = outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count();
+        if done == 0 {
+            return;
+        }
+        counter!("dipmo_outbox_published_total", "lane" => self.name).increment(done as u64);
+        let latency = histogram!("dipmo_outbox_publish_latency_seconds");
+        let now = self.link.db().clock().now();
+        for (candidate, _) in candidates.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Outcome::Done) {
+            latency.record((now - candidate.row.created_at()).as_seconds_f64());
+        }
+    }
+}
+
+fn place(row: &OutRow) -> (i16, i64) {
+    (row.shard(), row.id())
+}
+
+/// The row of an exception after `event`. With options a failure counts as an attempt.
+fn exception(
+    candidate: &Candidate,
+    event: OutboxEvent,
+    refusal: Option<Refusal>,
+    options: Option<&RelayOptions>,
+) -> Result<ExceptionRow> {
+    let tried = matches!(event, OutboxEvent::Failed | OutboxEvent::GivenUp | OutboxEvent::Acknowledged);
+    let attempts = candidate.attempts + i32::from(tried);
+    let retry_after = options.and_then(|options| options.retry.delay_after(attempts.unsigned_abs()));
+    let event = if event == OutboxEvent::Failed && retry_after.is_none() { OutboxEvent::GivenUp } else { event };
+    let illegal = |e| Error::new(ErrorKind::Bug, "settling a send").source(e);
+    let state = candidate.state.next(event).map_err(illegal)?;
+    let code = refusal.as_ref().map(|refusal| refusal.code.clone());
+    if let Some(code) = &code {
+        counter!("dipmo_outbox_exceptions_total", "code" => code.clone()).increment(1);
+    }
+    Ok(ExceptionRow {
+        id: candidate.row.id(),
+        shard: candidate.row.shard(),
+        destination: candidate.row.destination().to_owned(),
+        key: candidate.row.key().to_owned(),
+        was: (candidate.state != OutboxState::Pending).then(|| candidate.state.name()),
+        state: state.name(),
+        attempts,
+        delay: retry_after.filter(|_| state == OutboxState::Retry),
+        code,
+        message: refusal.map(|refusal| refusal.message),
+    })
+}

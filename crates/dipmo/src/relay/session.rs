@@ -1,0 +1,263 @@
+//! Everything a relay knows between two connection errors: the horizon, the leases and the lanes.
+//!
+//! After an error the whole session is dropped and a new one begins from what the database holds; memory
+//! is never kept over a reconnect.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use metrics::{counter, gauge};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use super::horizon::{Horizon, View};
+use super::lane::{Lane, LaneStep};
+use super::leases::Leases;
+use super::publish::Sender;
+use super::{INTERNAL, KAFKA, RelayOptions, RelayStep};
+use crate::error::Result;
+use crate::store::postgres::Db;
+use crate::store::postgres::relay::Link;
+use crate::store::postgres::relay_lease as store;
+
+const SHARDS_PER_LANE: usize = 16;
+/// A listing for gaps looks at this many rows of a shard; what is beyond is the next poll's.
+const LISTED_ROWS_MAX: i64 = 2_000;
+/// A staller of this age is named in the log.
+const STALLER_NAMED_AFTER: Duration = Duration::from_secs(1);
+
+type LaneRun = BoxFuture<'static, (Lane, Result<LaneStep>)>;
+
+pub(super) struct Session {
+    db: Db,
+    options: Arc<RelayOptions>,
+    link: Link,
+    horizon: Option<Horizon>,
+    leases: Leases,
+    idle: Vec<Lane>,
+    running: FuturesUnordered<LaneRun>,
+    lanes: Vec<&'static str>,
+    tended: Option<Instant>,
+    /// Stallers that were named, for the heartbeat.
+    named: BTreeMap<u64, Value>,
+    backlog: BTreeMap<&'static str, i64>,
+}
+
+impl Session {
+    pub(super) async fn open(db: &Db, options: &Arc<RelayOptions>) -> Result<Self> {
+        let leases = Leases::default();
+        let mut idle = Vec::new();
+        if options.internal {
+            idle.push(Lane::open(INTERNAL, leases.clone(), Arc::clone(options), db, None).await?);
+        }
+        if let Some(publisher) = &options.kafka {
+            let sender = Sender::new(Arc::clone(publisher), options);
+            idle.push(Lane::open(KAFKA, leases.clone(), Arc::clone(options), db, Some(sender)).await?);
+        }
+        // Opened last: whatever the horizon says was read after the lanes' connections were there.
+        let link = Link::open(db, "relay horizon").await?;
+        let lanes = idle.iter().map(Lane::name).collect();
+        let session = Self {
+            db: db.clone(),
+            options: Arc::clone(options),
+            link,
+            horizon: None,
+            leases,
+            idle,
+            running: FuturesUnordered::new(),
+            lanes,
+            tended: None,
+            named: BTreeMap::new(),
+            backlog: BTreeMap::new(),
+        };
+        Ok(session)
+    }
+
+    /// Tends the leases when due, reads the horizon, and sets every idle lane to work on it. Returns
+    /// whether the last id had moved.
+    pub(super) async fn turn(&mut self, step: &mut RelayStep) -> Result<bool> {
+        let every = self.options.tend_every.unwrap_or(self.options.lease / 3);
+        if self.tended.is_none_or(|at| at.elapsed() >= every) {
+            self.tend().await?;
+        }
+        step.shards = self.leases.len();
+        let Some((view, moved)) = self.poll().await? else { return Ok(false) };
+        let view = Arc::new(view);
+        for mut lane in self.idle.drain(..) {
+            let view = Arc::clone(&view);
+            self.running.push(Box::pin(async move {
+                let done = lane.step(&view).await;
+                (lane, done)
+            }));
+        }
+        Ok(moved)
+    }
+
+    /// Waits for the next lane to end its step; `None` when none is at work.
+    pub(super) async fn next_done(&mut self) -> Option<Result<(&'static str, LaneStep)>> {
+        let (lane, done) = self.running.next().await?;
+        let name = lane.name();
+        self.idle.push(lane);
+        Some(done.map(|step| {
+            self.backlog.insert(name, step.behind);
+            (name, step)
+        }))
+    }
+
+    pub(super) fn is_working(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// The horizon waits for somebody's end, which nobody announces.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.horizon.as_ref().is_some_and(Horizon::is_waiting)
+    }
+
+    /// Tells writers to notify or not to.
+    pub(super) async fn set_quiet(&mut self, quiet: bool) -> Result<()> {
+        self.link.set_quiet(quiet).await
+    }
+
+    /// One reading of the horizon, in the order that makes it right. `None` while no shard is owned.
+    async fn poll(&mut self) -> Result<Option<(View, bool)>> {
+        counter!("dipmo_relay_polls_total").increment(1);
+        if let Some(floor) = self.leases.floor() {
+            // A shard that stands lower than anything this horizon has looked at: begin again from there.
+            if self.horizon.as_ref().is_none_or(|horizon| floor < horizon.base()) {
+                self.horizon = Some(Horizon::new(self.options.horizon.clone(), floor));
+            }
+        }
+        let wants_lockers = self.leases.wants_lockers();
+        let Some(horizon) = &mut self.horizon else { return Ok(None) };
+        let marked = horizon.marked();
+        let (last, xid, snapshot) = self.link.read_horizon(marked).await?;
+        let now = Instant::now();
+        horizon.mark(last, xid, now);
+        horizon.snapshot(snapshot, now);
+        if wants_lockers || horizon.wants_locks(now) {
+            let holders = self.link.read_holders().await?;
+            horizon.locks(&holders, now);
+        }
+        if let Some(span) = horizon.decide() {
+            let ranges_max = self.options.horizon.gap_ranges_max;
+            let (missing, upto) = self.link.read_missing(span, LISTED_ROWS_MAX, ranges_max).await?;
+            horizon.listed(missing, upto);
+        }
+        let view = horizon.view();
+        self.name_stallers().await?;
+        Ok(Some((view, last > marked)))
+    }
+
+    /// Says who holds up the horizon, once each, so that somebody can end it.
+    async fn name_stallers(&mut self) -> Result<()> {
+        let Some(horizon) = &self.horizon else { return Ok(()) };
+        self.named.retain(|xid, _| horizon.stallers().contains_key(xid));
+        let old = |since: &Instant| since.elapsed() >= STALLER_NAMED_AFTER;
+        let unnamed: Vec<(u64, Option<i32>)> = horizon
+            .stallers()
+            .iter()
+            .filter(|(xid, staller)| old(&staller.since) && !self.named.contains_key(xid))
+            .map(|(xid, staller)| (*xid, staller.pid))
+            .collect();
+        if unnamed.is_empty() {
+            return Ok(());
+        }
+        let pids: Vec<i32> = unnamed.iter().filter_map(|(_, pid)| *pid).collect();
+        let sessions = self.link.read_sessions(&pids).await?;
+        for (xid, pid) in unnamed {
+            let session = sessions.iter().find(|session| Some(session.pid) == pid);
+            let name = session.map_or("a prepared transaction", |session| session.application_name.as_str());
+            let since = session.map_or("", |session| session.since.as_str());
+            let state = session.map_or("prepared", |session| session.state.as_str());
+            warn!(xid, pid, application_name = name, since, state, "a transaction with outbox rows is left open");
+            self.named.insert(xid, json!({"xid": xid, "pid": pid, "application_name": name, "since": since}));
+        }
+        Ok(())
+    }
+
+    /// Says that this relay is alive, renews its leases, and takes or gives back shards for a fair share.
+    async fn tend(&mut self) -> Result<()> {
+        let first = self.tended.is_none();
+        let (node, lease) = (self.options.node.clone(), self.options.lease);
+        store::heartbeat(&self.db, &node, &self.detail(), first).await?;
+        let held = self.leases.held();
+        // Noted before the statement: a lease counts from the earliest moment it can have begun.
+        let asked_at = Instant::now();
+        if !held.is_empty() {
+            let renewed = store::renew(&self.db, &node, &held, lease).await?;
+            self.leases.renewed(&held, &renewed, asked_at);
+        }
+        self.give_back(&node).await?;
+        for lane in self.lanes.clone() {
+            let alive = store::alive(&self.db, lane, lease).await?.max(1);
+            let share = SHARDS_PER_LANE.div_ceil(alive);
+            let own = self.leases.shards_of(lane);
+            if own.len() > share {
+                self.leases.leave(lane, own.len() - share);
+            } else if own.len() < share {
+                let asked_at = Instant::now();
+                let taken = store::take(&self.db, &node, lane, (&own, share - own.len()), lease).await?;
+                if !taken.is_empty() {
+                    info!(lane, shards = taken.len(), "took shards");
+                }
+                self.leases.add(lane, taken, asked_at);
+            }
+        }
+        self.tended = Some(asked_at);
+        Ok(())
+    }
+
+    async fn give_back(&mut self, node: &str) -> Result<()> {
+        let at_work = self.is_working();
+        let left = self.leases.take_left(|shard| at_work || self.idle.iter().any(|lane| lane.uses(shard)));
+        if left.is_empty() {
+            return Ok(());
+        }
+        info!(shards = left.len(), "gave shards back");
+        store::release(&self.db, node, &left).await
+    }
+
+    /// Finishes what is under way and gives everything back.
+    pub(super) async fn close(mut self) -> Result<()> {
+        while self.next_done().await.is_some() {}
+        for lane in &mut self.idle {
+            lane.flush().await?;
+        }
+        store::release(&self.db, &self.options.node, &self.leases.held()).await?;
+        store::forget(&self.db, &self.options.node).await
+    }
+
+    /// What operators see of this relay; the gauges show the same.
+    fn detail(&self) -> Value {
+        let horizon = self.horizon.as_ref();
+        let level = horizon.map_or(0, Horizon::level);
+        let stallers = horizon.map_or(0, |horizon| horizon.stallers().len());
+        let in_shards = self.idle.iter().map(Lane::open_ranges).max().unwrap_or(0);
+        let ranges = horizon.map_or(0, Horizon::open_ranges).max(in_shards);
+        gauge!("dipmo_relay_horizon_level").set(f64::from(level));
+        #[allow(clippy::cast_precision_loss)] // Gauges are floats; counts are far below 2^52.
+        {
+            gauge!("dipmo_relay_stallers").set(stallers as f64);
+            gauge!("dipmo_relay_open_gaps").set(ranges as f64);
+        }
+        if horizon.is_some_and(Horizon::is_capped) {
+            warn!(ranges, "too many gaps are open: the relay waits for the transactions that were left open");
+        }
+        json!({
+            "lanes": self.lanes,
+            "shards": self.leases.len(),
+            "level": level,
+            "safe_id": horizon.map(Horizon::safe),
+            "oldest_pending_ms": horizon.map(|h| h.oldest_mark_age(Instant::now()).as_millis() as u64),
+            "open_gaps": ranges,
+            "capped": horizon.is_some_and(Horizon::is_capped),
+            "backlog": self.backlog,
+            "stallers": self.named.values().collect::<Vec<_>>(),
+            "stallers_count": stallers,
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! A real Kafka: topics, records in, records out, and what the group has committed.
+
+use std::time::Duration;
+
+use dipmo::transport::kafka::KafkaOptions;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use uuid::Uuid;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The shared Kafka of this test run.
+pub fn bootstrap() -> String {
+    std::env::var("DIPMO_TEST_KAFKA").expect("run the tests by `cargo xtask test`, which starts the servers")
+}
+
+/// A topic of its own for every test.
+pub struct Topic {
+    pub name: String,
+    bootstrap: String,
+    producer: FutureProducer,
+}
+
+impl Topic {
+    pub async fn new(partitions: i32) -> Self {
+        Self::on(&bootstrap(), partitions).await
+    }
+
+    pub async fn on(bootstrap: &str, partitions: i32) -> Self {
+        let name = format!("t-{}", Uuid::now_v7());
+        let config = client(bootstrap);
+        let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
+        let topic = NewTopic::new(&name, partitions, TopicReplication::Fixed(1));
+        let options = AdminOptions::new().operation_timeout(Some(TIMEOUT));
+        admin.create_topics([&topic], &options).await.unwrap()[0].as_ref().unwrap();
+        let producer = config.clone().set("acks", "all").create().unwrap();
+        Self { name, bootstrap: bootstrap.to_owned(), producer }
+    }
+
+    pub fn options(&self) -> KafkaOptions {
+        let mut options = KafkaOptions::new(&self.bootstrap);
+        // A node that dies is missed sooner than by default, so that tests wait less.
+        options.settings.insert("session.timeout.ms".into(), "6000".into());
+        options.settings.insert("heartbeat.interval.ms".into(), "500".into());
+        options
+    }
+
+    pub async fn send(&self, key: &str, payload: &[u8], id: Option<&str>) {
+        let mut record = FutureRecord::to(&self.name).key(key).payload(payload);
+        if let Some(id) = id {
+            record = record.headers(OwnedHeaders::new().insert(Header { key: "event-id", value: Some(id) }));
+        }
+        self.producer.send(record, TIMEOUT).await.map_err(|(error, _)| error).unwrap();
+    }
+
+    /// Sends many at once, in order within each key.
+    pub async fn send_all(&self, records: impl IntoIterator<Item = (String, String)>) {
+        let mut acks = Vec::new();
+        for (key, payload) in records {
+            let record = FutureRecord::to(&self.name).key(&key).payload(payload.as_bytes());
+            acks.push(self.producer.send_result(record).map_err(|(error, _)| error).unwrap());
+        }
+        for ack in acks {
+            ack.await.unwrap().map_err(|(error, _)| error).unwrap();
+        }
+    }
+
+    /// What the group has committed, summed over the partitions.
+    pub async fn committed(&self, group: &str, partitions: i32) -> i64 {
+        let config = client(&self.bootstrap).set("group.id", group).clone();
+        let topic = self.name.clone();
+        let committed = move || {
+            let consumer: BaseConsumer = config.create().unwrap();
+            let mut list = TopicPartitionList::new();
+            for partition in 0..partitions {
+                list.add_partition(&topic, partition);
+            }
+            let offsets = consumer.committed_offsets(list, TIMEOUT).unwrap();
+            offsets.elements().iter().map(|e| if let Offset::Offset(offset) = e.offset() { offset } else { 0 }).sum()
+        };
+        tokio::task::spawn_blocking(committed).await.unwrap()
+    }
+}
+
+pub fn client(bootstrap: &str) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", bootstrap);
+    config
+}

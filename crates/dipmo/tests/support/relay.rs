@@ -1,0 +1,259 @@
+//! What the tests of the relay need: a schema of its own, writers, and a publisher that follows a script.
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(unreachable_pub, missing_debug_implementations, reason = "shared by several test binaries")]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use dipmo::backoff::RetryPolicy;
+use dipmo::clock::Clock;
+use dipmo::relay::{HorizonOptions, Relay, RelayOptions, RelayStep};
+use dipmo::store::postgres::{Db, DbOptions, schema};
+use dipmo::transport::{Outcome, Outgoing, Publisher, Refusal};
+use time::OffsetDateTime;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+/// The private PostgreSQL of this test run.
+pub fn postgres_url() -> String {
+    std::env::var("DIPMO_TEST_POSTGRES").expect("run the tests by `cargo xtask test`, which starts the servers")
+}
+
+/// A freshly migrated schema.
+pub struct World {
+    pub db: Db,
+    pub clock: Clock,
+    pub url: String,
+}
+
+impl World {
+    /// A world whose time stands still until the test moves it.
+    pub async fn new() -> Self {
+        Self::on(&postgres_url(), Clock::manual(OffsetDateTime::now_utc())).await
+    }
+
+    pub async fn real_time() -> Self {
+        Self::on(&postgres_url(), Clock::database()).await
+    }
+
+    pub async fn on(url: &str, clock: Clock) -> Self {
+        let schema = format!("t{}", Uuid::now_v7().simple());
+        let db = Db::open(DbOptions { schema, connections_max: 8, clock: clock.clone(), ..DbOptions::new(url) }).unwrap();
+        schema::migrate(&db).await.unwrap();
+        Self { db, clock, url: url.to_owned() }
+    }
+
+    /// Another process on the same schema.
+    pub fn another_db(&self) -> Db {
+        let (schema, clock) = (self.db.schema().to_owned(), self.clock.clone());
+        Db::open(DbOptions { schema, connections_max: 4, clock, ..DbOptions::new(&self.url) }).unwrap()
+    }
+
+    /// A connection of a writer, outside any pool.
+    pub async fn writer(&self) -> tokio_postgres::Client {
+        connect(&self.url, "writer").await.unwrap()
+    }
+
+    pub fn sql(&self, sql: &str) -> String {
+        sql.replace("dipmo.", &format!("{}.", self.db.schema()))
+    }
+
+    pub async fn execute(&self, sql: &str) {
+        self.db.client().await.unwrap().batch_execute(&self.sql(sql)).await.unwrap();
+    }
+
+    /// One column of a query, as text.
+    pub async fn texts(&self, sql: &str) -> Vec<String> {
+        let rows = self.db.client().await.unwrap().query(&self.sql(sql), &[]).await.unwrap();
+        rows.iter().map(|row| row.get::<_, Option<String>>(0).unwrap_or_else(|| "-".into())).collect()
+    }
+
+    pub async fn count(&self, from: &str) -> i64 {
+        self.texts(&format!("select count(*)::text from {from}")).await[0].parse().unwrap()
+    }
+
+    /// Appends messages `key:1`, `key:2` and so on, each in a transaction of its own.
+    pub async fn append(&self, destination: &str, key: &str, bodies: &[&str]) -> Vec<i64> {
+        let client = self.db.client().await.unwrap();
+        let sql = self.sql("select dipmo.outbox_append($1, 'order', $2, 'Placed', $3)");
+        let mut ids = Vec::new();
+        for body in bodies {
+            ids.push(client.query_one(&sql, &[&destination, &key, body]).await.unwrap().get(0));
+        }
+        ids
+    }
+
+    pub async fn subscribe(&self, consumer: &str, event_type: &str) {
+        self.execute(&format!(
+            "insert into dipmo.consumer (name) values ('{consumer}') on conflict do nothing;
+             insert into dipmo.subscription select id, '{event_type}' from dipmo.consumer where name = '{consumer}'"
+        ))
+        .await;
+    }
+
+    pub fn relay(&self, options: RelayOptions) -> Relay {
+        Relay::new(self.another_db(), options).unwrap()
+    }
+
+    /// The states of the outbox rows of a key, in order.
+    pub async fn states(&self, key: &str) -> Vec<String> {
+        self.texts(&format!("select state from dipmo.outbox_status where key = '{key}' order by id")).await
+    }
+
+    pub fn advance(&self, seconds: u64) {
+        self.clock.advance(Duration::from_secs(seconds));
+    }
+}
+
+pub async fn connect(url: &str, name: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+    let mut config: tokio_postgres::Config = url.parse().unwrap();
+    config.application_name(name);
+    let (client, connection) = config.connect(tokio_postgres::NoTls).await?;
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    Ok(client)
+}
+
+/// Options under which every step looks after everything, so that a test needs no waiting.
+pub fn eager(node: &str) -> RelayOptions {
+    RelayOptions {
+        tend_every: Some(Duration::ZERO),
+        exceptions_refresh: Duration::ZERO,
+        probe_after: Duration::ZERO,
+        probe_after_max: Duration::ZERO,
+        retry: RetryPolicy { attempts_max: 3, jitter_max: Duration::ZERO, ..RetryPolicy::default() },
+        horizon: HorizonOptions {
+            locks_after: Duration::ZERO,
+            stall_after: Duration::ZERO,
+            ..HorizonOptions::default()
+        },
+        ..RelayOptions::new(node)
+    }
+}
+
+/// Steps until a step moves nothing and nothing is left over.
+pub async fn drain(relay: &Relay) -> RelayStep {
+    let mut sum = RelayStep::default();
+    let mut calm = 0;
+    while calm < 2 {
+        let step = relay.run_once().await.unwrap();
+        sum.handed_over += step.handed_over;
+        sum.published += step.published;
+        sum.excepted += step.excepted;
+        calm = if step.handed_over + step.published + step.excepted == 0 && !step.more { calm + 1 } else { 0 };
+    }
+    sum
+}
+
+/// What a publisher was given, when and by which key.
+#[derive(Debug, Clone)]
+pub struct Sent {
+    pub id: i64,
+    pub key: String,
+    pub body: String,
+    pub at: Instant,
+}
+
+/// What the next batches meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    Fine,
+    /// Nothing arrives, nobody answers.
+    Silent,
+    /// Everything arrives, nobody hears of it.
+    ArrivesUnheard,
+    /// Waits until the test lets it go on, then is fine.
+    Stop,
+    /// Everything arrives, and the relay never comes to know: the test ends it there.
+    ArrivesAndHangs,
+}
+
+/// An in-memory broker that does what its script says, then what its rules say.
+#[derive(Default)]
+pub struct Scripted {
+    pub sent: Mutex<Vec<Sent>>,
+    script: Mutex<VecDeque<Turn>>,
+    /// Bodies that fail, and how.
+    poison: Mutex<HashMap<String, Outcome>>,
+    pub reached: Notify,
+    pub go_on: Notify,
+}
+
+impl Scripted {
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    pub fn then(&self, turns: &[Turn]) {
+        self.script.lock().unwrap().extend(turns.iter().cloned());
+    }
+
+    pub fn poison(&self, body: &str, outcome: Outcome) {
+        self.poison.lock().unwrap().insert(body.to_owned(), outcome);
+    }
+
+    pub fn heal(&self) {
+        self.poison.lock().unwrap().clear();
+    }
+
+    pub fn bodies(&self) -> Vec<String> {
+        self.sent.lock().unwrap().iter().map(|sent| sent.body.clone()).collect()
+    }
+
+    pub fn bodies_of(&self, key: &str) -> Vec<String> {
+        let sent = self.sent.lock().unwrap();
+        sent.iter().filter(|sent| sent.key == key).map(|sent| sent.body.clone()).collect()
+    }
+
+    pub fn options(self: &Arc<Self>, node: &str) -> RelayOptions {
+        RelayOptions { kafka: Some(Arc::clone(self) as Arc<dyn Publisher>), ..eager(node) }
+    }
+}
+
+pub fn refused(code: &str) -> Refusal {
+    Refusal::new(code, "as scripted")
+}
+
+#[async_trait]
+impl Publisher for Scripted {
+    async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        let turn = self.script.lock().unwrap().pop_front().unwrap_or(Turn::Fine);
+        if turn == Turn::Stop {
+            self.reached.notify_one();
+            self.go_on.notified().await;
+        }
+        if turn == Turn::Silent {
+            return rows.iter().map(|_| Outcome::Unknown(refused("SILENT"))).collect();
+        }
+        let mut failed: Vec<(String, String)> = Vec::new();
+        let mut outcomes = Vec::new();
+        for row in rows {
+            let key = (row.topic.to_owned(), row.key.to_owned());
+            let body = String::from_utf8_lossy(row.payload.unwrap_or_default()).into_owned();
+            let outcome = match self.poison.lock().unwrap().get(&body) {
+                _ if failed.contains(&key) => Outcome::Held,
+                Some(outcome) => outcome.clone(),
+                None => Outcome::Done,
+            };
+            if outcome == Outcome::Done {
+                let sent = Sent { id: row.id, key: row.key.to_owned(), body, at: Instant::now() };
+                self.sent.lock().unwrap().push(sent);
+            } else {
+                failed.push(key);
+            }
+            outcomes.push(outcome);
+        }
+        if turn == Turn::ArrivesAndHangs {
+            self.reached.notify_one();
+            std::future::pending::<()>().await;
+        }
+        if turn == Turn::ArrivesUnheard {
+            return rows.iter().map(|_| Outcome::Unknown(refused("UNHEARD"))).collect();
+        }
+        outcomes
+    }
+}
