@@ -1,1 +1,40 @@
-fn main() {}
+//! The `dipmo` binary: daemon and command line over the library.
+
+mod cli;
+mod commands;
+mod config;
+mod daemon;
+mod exit;
+mod handler;
+mod health;
+mod http;
+mod loops;
+mod output;
+mod telemetry;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::exit::Exit;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start: {error}");
+            return Exit::Failed.into();
+        }
+    };
+    let ended = runtime.block_on(commands::dispatch(cli));
+    // A drain that ran out of time must not wait for what it gave up.
+    runtime.shutdown_background();
+    match ended {
+        Ok(exit) => exit.into(),
+        Err(quit) => {
+            eprintln!("{quit}");
+            quit.exit.into()
+        }
+    }
+}

@@ -60,6 +60,25 @@ impl Message {
         self.correlation_id.as_deref().unwrap_or(&self.message_id)
     }
 
+    /// Where it came from and its bytes, and nothing that was read out of them.
+    pub(crate) fn bare(&self) -> Self {
+        Self {
+            key: self.message_id.clone(),
+            key_bytes: self.key_bytes.clone().or_else(|| Some(self.key.clone().into_bytes().into())),
+            tenant: String::new(),
+            aggregate_id: None,
+            aggregate_version: None,
+            event_type: None,
+            event_version: None,
+            correlation_id: None,
+            causation_id: None,
+            traceparent: None,
+            headers: None,
+            event_time: None,
+            ..self.clone()
+        }
+    }
+
     /// The dedupe key of this message for a consumer.
     pub fn dedupe_key(&self, consumer: &str) -> Uuid {
         dedupe_key([consumer, &self.source, &self.message_id])

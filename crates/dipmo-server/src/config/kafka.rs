@@ -7,7 +7,7 @@ use dipmo::transport::kafka::KafkaOptions;
 use serde::Deserialize;
 
 use super::value::{from_env, from_file};
-use super::{Problem, Secret};
+use super::{Problem, Secret, Span};
 
 /// Settings that the daemon's promises rest on.
 const RESERVED: [&str; 6] = [
@@ -23,6 +23,11 @@ const RESERVED: [&str; 6] = [
 #[serde(deny_unknown_fields)]
 pub(crate) struct KafkaConfig {
     pub(crate) brokers: String,
+    pub(crate) client_id: Option<String>,
+    /// The `producer` header of every message that is sent.
+    pub(crate) producer: Option<String>,
+    pub(crate) linger: Option<Span>,
+    pub(crate) send_timeout: Option<Span>,
     /// `name`, `name_env` (a variable that holds the value) or `name_file` (a file that does). Values
     /// are secrets as far as we know, so none is printed.
     #[serde(default)]
@@ -49,6 +54,10 @@ impl KafkaConfig {
     /// Looks the secrets up.
     pub(crate) fn options(&self) -> Result<KafkaOptions, Problem> {
         let mut options = KafkaOptions::new(self.brokers.clone());
+        options.client_id = self.client_id.clone().unwrap_or(options.client_id);
+        options.producer = self.producer.clone();
+        options.linger = self.linger.map_or(options.linger, |span| span.0);
+        options.send_timeout = self.send_timeout.map_or(options.send_timeout, |span| span.0);
         for (name, value) in &self.settings {
             let found = match (name.strip_suffix("_env"), name.strip_suffix("_file")) {
                 (Some(_), _) => from_env(value.expose()),

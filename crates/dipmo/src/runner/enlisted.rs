@@ -1,6 +1,6 @@
 //! Runs enlisted handlers: one transaction a group, groups of different keys side by side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use tracing::debug;
@@ -17,9 +17,17 @@ use crate::store::Enlistment;
 
 /// How a group ended.
 enum Group {
-    Settled(Report, Known),
-    /// A message of a batch group was refused: the batch is taken apart.
-    Refused,
+    /// With the keys that it parked.
+    Settled(Report, HashSet<String>),
+    /// Nothing was settled: which message is at fault shows when each is handled apart.
+    Apart,
+}
+
+/// What a group does with a message that its handler refuses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refusals {
+    Settle,
+    TakeApart,
 }
 
 impl Runner {
@@ -30,11 +38,11 @@ impl Runner {
         fence: &Fence,
         deliveries: &[Delivery],
     ) -> Result<Report> {
-        if grouping == Grouping::Batch
-            && let Group::Settled(report, _) =
-                self.enlist_group(handler, fence, deliveries, Known::default(), false).await?
-        {
-            return Ok(report);
+        if grouping == Grouping::Batch {
+            let whole = self.enlist_group(handler, fence, deliveries, Known::default(), Refusals::TakeApart).await?;
+            if let Group::Settled(report, _) = whole {
+                return Ok(report);
+            }
         }
         let single = grouping == Grouping::Record;
         let groups = by_key(deliveries).into_iter().map(|group| self.enlist_key(handler, fence, group, single));
@@ -56,14 +64,16 @@ impl Runner {
         single: bool,
     ) -> Result<Report> {
         let mut sum = Report::default();
-        let mut known = Known::default();
+        let mut blocked = HashSet::new();
         let size = if single { 1 } else { group.len() };
         for part in group.chunks(size) {
-            if let Group::Settled(report, after) = self.enlist_group(handler, fence, part, known, true).await? {
-                sum += report;
-                known = Known { blocked: after.blocked, ..Known::default() };
-            } else {
-                unreachable!("a group of one key settles what was refused");
+            let known = Known { blocked: blocked.clone(), ..Known::default() };
+            match self.enlist_group(handler, fence, part, known, Refusals::Settle).await? {
+                Group::Settled(report, parked) => {
+                    sum += report;
+                    blocked.extend(parked);
+                }
+                Group::Apart => sum += Box::pin(self.enlist_key(handler, fence, part.to_vec(), true)).await?,
             }
         }
         Ok(sum)
@@ -75,7 +85,7 @@ impl Runner {
         fence: &Fence,
         deliveries: &[Delivery],
         mut known: Known,
-        settles_refusals: bool,
+        refusals: Refusals,
     ) -> Result<Group> {
         let mut conflicts = 0;
         while conflicts < CONFLICTS_MAX {
@@ -83,28 +93,37 @@ impl Runner {
             let folded = fold::fold_enlisted(&self.consumer, fence, &loaded, deliveries, &known);
             let messages: Vec<Message> =
                 folded.handled.iter().filter_map(|at| deliveries[*at].message().cloned()).collect();
-            match self.enlist_once(&folded, handler, &messages).await {
-                Ok(Enlistment::Settled(Settled::Committed)) => {
-                    known.blocked.extend(folded.blocked);
-                    return Ok(Group::Settled(folded.report, known));
+            let fault = match self.enlist_once(&folded, handler, &messages).await {
+                Ok(Enlistment::Settled(Settled::Committed)) => return Ok(Group::Settled(folded.report, folded.blocked)),
+                Ok(Enlistment::Settled(Settled::Duplicates(keys))) => {
+                    known.duplicates.extend(keys);
+                    continue;
                 }
-                Ok(Enlistment::Settled(Settled::Duplicates(keys))) => known.duplicates.extend(keys),
-                Ok(Enlistment::Settled(Settled::VersionsTaken(_))) => {
-                    blame(&mut known, &folded.handled, 0, "VERSION_TAKEN", "this version has emitted that event");
+                Ok(Enlistment::Settled(Settled::Conflict)) => {
+                    conflicts += 1;
+                    continue;
                 }
-                Ok(Enlistment::Settled(Settled::Conflict)) => conflicts += 1,
-                Ok(Enlistment::Refused(_)) if !settles_refusals => return Ok(Group::Refused),
+                Ok(Enlistment::Refused(_)) if refusals == Refusals::TakeApart => return Ok(Group::Apart),
                 Ok(Enlistment::Refused(refused)) => {
                     debug!(consumer = self.consumer.name, failure = %refused.failure, "handler refused a message");
                     // A handler that names a message it was not given can only mean the last one.
                     let at = folded.handled[refused.at.min(folded.handled.len() - 1)];
                     known.failures.insert(at, refused.failure);
+                    continue;
                 }
-                Err(error) if error.kind() == ErrorKind::Poison && !messages.is_empty() => {
-                    let last = folded.handled.len() - 1;
-                    blame(&mut known, &folded.handled, last, "NOT_STORABLE", &error.to_string());
+                Ok(Enlistment::Settled(Settled::VersionsTaken(_))) => {
+                    Failure::permanent("VERSION_TAKEN", "this version of the aggregate has emitted that event")
+                }
+                Err(error) if error.kind() == ErrorKind::Poison => {
+                    Failure::permanent("NOT_STORABLE", error.to_string())
                 }
                 Err(error) => return Err(error),
+            };
+            // Only the database knows about it, and it does not say which message is at fault.
+            match folded.handled[..] {
+                [only] => drop(known.failures.insert(only, fault)),
+                _ if deliveries.len() > 1 => return Ok(Group::Apart),
+                _ => return self.keep_raw(fence, deliveries).await.map(|report| Group::Settled(report, HashSet::new())),
             }
         }
         Err(self.too_many_conflicts())
@@ -120,13 +139,6 @@ impl Runner {
             return self.store.settle(&folded.settlement).await.map(Enlistment::Settled);
         }
         self.store.enlist(&folded.settlement, handler, messages).await
-    }
-}
-
-/// Marks a message as failed for good, for a reason that only the database knew.
-fn blame(known: &mut Known, handled: &[usize], at: usize, code: &str, why: &str) {
-    if let Some(at) = handled.get(at) {
-        known.failures.insert(*at, Failure::permanent(code, why));
     }
 }
 

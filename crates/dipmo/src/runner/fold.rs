@@ -150,6 +150,24 @@ pub(super) fn store_only(consumer: &Consumer, fence: &Fence, deliveries: &[Deliv
     fold.finish()
 }
 
+/// Keeps what the database refuses in any other form.
+pub(super) fn keep_raw(consumer: &Consumer, fence: &Fence, deliveries: &[Delivery]) -> Folded {
+    let (loaded, known) = (Loaded::default(), Known::default());
+    let mut fold = Fold::new(consumer, fence, &loaded, deliveries, &known);
+    for delivery in deliveries {
+        let Some(message) = delivery.message() else { continue };
+        let why = "the database refuses what the message holds or what was decided on it";
+        if matches!(delivery, Delivery::Fresh { .. }) {
+            let fault = Fault::new(Stage::ConsumerSerde, "NOT_STORABLE", why);
+            fold.settle(delivery, &message.bare(), Disposition::SerdeError { fault }, None);
+        } else {
+            let fault = Fault::new(Stage::Business, "NOT_STORABLE", why);
+            fold.settle(delivery, message, Disposition::Dead { fault }, Some(Park::ForHead));
+        }
+    }
+    fold.finish()
+}
+
 /// The part of the fence that these deliveries rely on: locking less leaves other groups alone.
 fn narrow(fence: &Fence, deliveries: &[Delivery]) -> Fence {
     let relies = |held: &Held, delivery: &Delivery| match delivery {

@@ -15,7 +15,7 @@ pub use worker::{Worker, WorkerStep};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::clock::Clock;
 use crate::consumer::{Consumer, Handler, VersionPolicy};
@@ -99,41 +99,45 @@ impl Runner {
             }
         };
         self.count(&report);
+        self.time(deliveries);
         Ok(report)
     }
 
     /// Stores the deliveries for workers, without handling them.
     pub async fn store_only(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
-        let mut known = Known::default();
-        for _ in 0..CONFLICTS_MAX {
-            let folded = fold::store_only(&self.consumer, fence, deliveries, &known);
-            match self.store.settle(&folded.settlement).await? {
-                Settled::Committed => {
-                    self.count(&folded.report);
-                    return Ok(folded.report);
-                }
-                Settled::Duplicates(keys) => known.duplicates.extend(keys),
-                Settled::VersionsTaken(_) | Settled::Conflict => {}
-            }
-        }
-        Err(self.too_many_conflicts())
+        let report = self.in_parts(fence, deliveries, |part| self.store_part(fence, part)).await?;
+        self.count(&report);
+        Ok(report)
     }
 
     async fn decide(&self, process: Arc<dyn Process>, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        let process = process.as_ref();
+        self.in_parts(fence, deliveries, |part| self.decide_part(process, fence, part)).await
+    }
+
+    /// Takes a batch apart that holds something the database refuses, until only the culprit is left,
+    /// and keeps that as raw bytes. Halves follow each other, which keeps the order of every key.
+    async fn in_parts<'a, F>(
+        &self,
+        fence: &Fence,
+        deliveries: &'a [Delivery],
+        handle: impl Fn(&'a [Delivery]) -> F,
+    ) -> Result<Report>
+    where
+        F: Future<Output = Result<Report>>,
+    {
         let mut report = Report::default();
-        // Halves are handled one after the other, which keeps the order of every key.
         let mut parts = vec![deliveries];
         while let Some(part) = parts.pop() {
-            match self.decide_part(process.as_ref(), fence, part, Known::default()).await {
+            match handle(part).await {
                 Ok(done) => report += done,
                 Err(error) if error.kind() == ErrorKind::Poison && part.len() > 1 => {
                     let (first, second) = part.split_at(part.len() / 2);
                     parts.extend([second, first]);
                 }
                 Err(error) if error.kind() == ErrorKind::Poison => {
-                    let mut known = Known::default();
-                    known.failures.insert(0, Failure::permanent("NOT_STORABLE", error.to_string()));
-                    report += self.decide_part(process.as_ref(), fence, part, known).await?;
+                    warn!(consumer = self.consumer.name, %error, "a message cannot be stored as it is");
+                    report += self.keep_raw(fence, part).await?;
                 }
                 Err(error) => return Err(error),
             }
@@ -141,20 +145,41 @@ impl Runner {
         Ok(report)
     }
 
-    async fn decide_part(
-        &self,
-        process: &dyn Process,
-        fence: &Fence,
-        deliveries: &[Delivery],
-        mut known: Known,
-    ) -> Result<Report> {
+    /// The last resort: position and bytes only, as SERDE_ERROR, or DEAD where it is stored already.
+    async fn keep_raw(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        let folded = fold::keep_raw(&self.consumer, fence, deliveries);
+        match self.store.settle(&folded.settlement).await? {
+            Settled::Committed => Ok(folded.report),
+            Settled::Duplicates(_) => Ok(Report { duplicates: deliveries.len(), ..Report::default() }),
+            Settled::VersionsTaken(_) | Settled::Conflict => Err(self.too_many_conflicts()),
+        }
+    }
+
+    async fn store_part(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        let mut known = Known::default();
+        for _ in 0..CONFLICTS_MAX {
+            let folded = fold::store_only(&self.consumer, fence, deliveries, &known);
+            if self.settle(&folded, &mut known).await? {
+                return Ok(folded.report);
+            }
+        }
+        Err(self.too_many_conflicts())
+    }
+
+    async fn decide_part(&self, process: &dyn Process, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        let mut known = Known::default();
         for _ in 0..CONFLICTS_MAX {
             let loaded = self.load(Some(process), deliveries).await?;
             let now = self.clock.now();
             let folded = fold::fold_process(&self.consumer, process, fence, &loaded, deliveries, &known, now);
-            match self.settle(&folded, &mut known).await? {
-                true => return Ok(folded.report),
-                false => continue,
+            match self.settle(&folded, &mut known).await {
+                Ok(true) => return Ok(folded.report),
+                Ok(false) => {}
+                // It is the decision that cannot be stored: the message fails, with its envelope intact.
+                Err(error) if error.kind() == ErrorKind::Poison && deliveries.len() == 1 && known.failures.is_empty() => {
+                    known.failures.insert(0, Failure::permanent("NOT_STORABLE", error.to_string()));
+                }
+                Err(error) => return Err(error),
             }
         }
         Err(self.too_many_conflicts())
@@ -196,6 +221,16 @@ impl Runner {
 
     fn too_many_conflicts(&self) -> Error {
         Error::new(ErrorKind::Conflict, format!("consumer {}: too many conflicts in a row", self.consumer.name))
+    }
+
+    /// From the event to its effect, for what has been settled just now.
+    fn time(&self, deliveries: &[Delivery]) {
+        let now = self.clock.now();
+        let histogram = metrics::histogram!("dipmo_end_to_end_latency_seconds",
+            "consumer" => self.consumer.name.clone());
+        for at in deliveries.iter().filter_map(|delivery| delivery.message()?.event_time) {
+            histogram.record((now - at).as_seconds_f64().max(0.0));
+        }
     }
 
     fn count(&self, report: &Report) {

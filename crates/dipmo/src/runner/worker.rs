@@ -164,10 +164,11 @@ impl Worker {
             }
             Err(error) => {
                 match error.kind() {
-                    // The claim counted an attempt that was not made: made good when the database is back.
-                    ErrorKind::Unavailable => self.unsettled = deliveries,
                     ErrorKind::LeaseLost => self.held.clear(),
-                    _ => {}
+                    // Someone else was quicker with one of them: the next claim shows what is left.
+                    ErrorKind::Conflict => {}
+                    // The claim counted an attempt that was not made: made good when the database is well.
+                    _ => self.unsettled = deliveries,
                 }
                 Err(error)
             }

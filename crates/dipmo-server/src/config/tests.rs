@@ -1,0 +1,148 @@
+//! What the file may say, and how precisely a mistake is told.
+
+use rand::{Rng, RngExt};
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../../dipmo.example.toml");
+
+const CONSUMER: &str = "[kafka]\nbrokers = \"b:9092\"\n[[consumer]]\nname = \"billing\"\ntopics = [\"orders\"]\n\
+                        handler = { sql = \"app.on_order\" }\n";
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text.as_bytes(), "dipmo.toml")
+}
+
+fn wrong(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn the_example_file_is_valid() {
+    let config = parse(EXAMPLE).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!config.consumer.is_empty());
+}
+
+#[test]
+fn an_empty_file_is_all_defaults() {
+    let config = parse("").unwrap();
+    assert_eq!((config.database.schema.as_str(), config.http.listen.as_str()), ("dipmo", "127.0.0.1:9090"));
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_its_line_and_its_path() {
+    let text = wrong("[database]\nschema = \"a\"\n\nshema = \"b\"\n");
+    assert!(text.starts_with("dipmo.toml:4: database.shema: unknown field `shema`"), "{text}");
+    let text = wrong("[databse]\n");
+    assert!(text.starts_with("dipmo.toml:1: databse: unknown field `databse`"), "{text}");
+    let text = wrong(&format!("{CONSUMER}modee = \"inline\"\n"));
+    assert!(text.starts_with("dipmo.toml:7: consumer[0].modee: unknown field"), "{text}");
+}
+
+#[test]
+fn a_bad_value_is_told_with_its_line_and_its_path() {
+    let cases = [
+        ("[log]\nformat = \"xml\"\n", "dipmo.toml:2: log.format: unknown variant `xml`"),
+        ("[retention]\ninbox = \"2 weeks\"\n", "dipmo.toml:2: retention.inbox: \"2 weeks\" is not a span of time"),
+        ("[http]\nlisten = \"localhost\"\n", "dipmo.toml:2: http.listen: \"localhost\" is not an address"),
+        ("[database]\nconnections = \"many\"\n", "dipmo.toml:2: database.connections: invalid type"),
+        ("[database]\nconnections = 1\n", "dipmo.toml:2: database.connections: must be 2 to 1000"),
+        ("[kafka]\nbrokers = \"\"\n", "dipmo.toml:2: kafka.brokers: is empty"),
+        ("[log]\nlevel = \"lo=u=d\"\n", "dipmo.toml:2: log.level"),
+        ("[otlp]\nendpoint = \"localhost\"\n", "dipmo.toml:2: otlp.endpoint"),
+        ("a = \n", "dipmo.toml:1: "),
+        ("[relay]\nbatch_rows = 0\n", "dipmo.toml:1: relay: "),
+    ];
+    for (file, expected) in cases {
+        let text = wrong(file);
+        assert!(text.starts_with(expected), "{text:?} should begin with {expected:?}");
+    }
+}
+
+#[test]
+fn a_consumer_that_cannot_work_is_refused_where_it_stands() {
+    let with = |line: &str| format!("{CONSUMER}{line}\n");
+    let cases = [
+        (with("batch_max = 0"), "dipmo.toml:3: consumer[0]: consumer \"billing\": batch_max"),
+        (with("dlq_topic = \"\""), "dipmo.toml:3: consumer[0]: consumer \"billing\": dlq_topic"),
+        (with("pointers = { message_id = \"id\" }"), "dipmo.toml:7: consumer[0].pointers: \"id\" is not a JSON pointer"),
+        (with("headers = { message = \"x\" }"), "dipmo.toml:7: consumer[0].headers"),
+        (CONSUMER.replace("app.on_order", "app.on_order()"), "dipmo.toml:6: consumer[0].handler.sql: "),
+        (CONSUMER.replace("topics = [\"orders\"]", ""), "dipmo.toml:3: consumer[0].topics: the consumer has no source"),
+        (CONSUMER.replace("[kafka]\nbrokers = \"b:9092\"\n", ""), "dipmo.toml:3: consumer[0].topics: topics need a [kafka]"),
+    ];
+    for (file, expected) in &cases {
+        let text = wrong(file);
+        assert!(text.starts_with(expected), "{text:?} should begin with {expected:?}");
+    }
+    let twice = CONSUMER.split_once("[[").map(|(_, c)| format!("{CONSUMER}[[{c}")).unwrap();
+    assert!(wrong(&twice).contains("consumer[1].name: there is another"), "{}", wrong(&twice));
+}
+
+#[test]
+fn a_dedupe_window_that_is_too_short_is_refused_with_the_sum() {
+    let text = wrong("[retention]\ndedupe = \"7d\"\n");
+    assert!(text.contains("retention.dedupe = 7d is too short") && text.contains("redrive 14d"), "{text}");
+}
+
+#[test]
+fn secrets_are_in_no_message_and_in_no_debug_output() {
+    let secret = "hunter2";
+    let files = [
+        format!("[database]\nurl = \"postgres://u:{secret}@h/d\"\nurlx = 1\n"),
+        format!("[database]\nurl = [\"{secret}\"]\n"),
+        format!("[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\"sasl.password\" = \"{secret}\"\nx = 1\n"),
+        format!("[database]\nurl = \"{secret}\n"),
+    ];
+    for file in files {
+        let text = wrong(&file);
+        assert!(!text.contains(secret), "{text}");
+    }
+    let file = format!(
+        "[database]\nurl = \"postgres://u:{secret}@h/d\"\n[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\
+         \"sasl.password\" = \"{secret}\"\n"
+    );
+    let config = parse(&file).unwrap();
+    assert!(!format!("{config:?}").contains(secret));
+    assert_eq!(config.database.place(), "h:5432/d");
+}
+
+#[test]
+fn secrets_come_from_a_variable_or_a_file_and_what_is_missing_is_named() {
+    let file = std::env::temp_dir().join(format!("dipmo-secret-{}", std::process::id()));
+    std::fs::write(&file, "s3cret\n").unwrap();
+    let text = format!("[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\"sasl.password_file\" = {:?}\n", file.display().to_string());
+    let options = parse(&text).unwrap().kafka.unwrap().options().unwrap();
+    assert_eq!(options.settings["sasl.password"], "s3cret");
+    std::fs::remove_file(&file).unwrap();
+    let missing = parse("[database]\nurl_env = \"DIPMO_TEST_NOT_SET\"\n").unwrap();
+    let problem = missing.database.options("t").unwrap_err();
+    assert_eq!((problem.key.as_str(), problem.message.contains("DIPMO_TEST_NOT_SET")), ("database.url_env", true));
+    let reserved = wrong("[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\"group.id\" = \"g\"\n");
+    assert!(reserved.contains("group.id is set by dipmo"), "{reserved}");
+}
+
+#[test]
+fn arbitrary_bytes_never_panic() {
+    let seed: u64 = rand::rng().random();
+    let mut rng: rand::rngs::StdRng = rand::SeedableRng::seed_from_u64(seed);
+    for _ in 0..20_000 {
+        let mut bytes = vec![0u8; rng.random_range(0..200)];
+        rng.fill_bytes(&mut bytes);
+        let _ = Config::parse(&bytes, "f");
+    }
+    // Real text with a few bytes changed reaches much deeper than noise.
+    for _ in 0..3_000 {
+        let mut bytes = EXAMPLE.as_bytes().to_vec();
+        for _ in 0..rng.random_range(1..6) {
+            let at = rng.random_range(0..bytes.len());
+            match rng.random_range(0..3) {
+                0 => bytes[at] = rng.random(),
+                1 => drop(bytes.remove(at)),
+                _ => bytes.insert(at, b"=[]{}\".\n#"[rng.random_range(0..9)]),
+            }
+        }
+        let parsed = std::panic::catch_unwind(|| drop(Config::parse(&bytes, "f")));
+        assert!(parsed.is_ok(), "seed {seed}: {}", String::from_utf8_lossy(&bytes));
+    }
+}

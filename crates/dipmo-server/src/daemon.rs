@@ -1,0 +1,206 @@
+//! `dipmo run`: starts the loops of the roles asked for, and stops them in good order.
+//!
+//! A first SIGTERM or SIGINT drains: every loop finishes the step it is in. A second one ends the
+//! process at once, which is safe too; what was under way is done again elsewhere. A loop that ends by
+//! itself ends the daemon: half a daemon would look alive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dipmo::consumer::{Consumer, Source};
+use dipmo::ingress::KafkaIngress;
+use dipmo::relay::{Relay, RelayOptions};
+use dipmo::runner::Worker;
+use dipmo::shutdown::{Shutdown, ShutdownTrigger};
+use dipmo::store::postgres::{Db, schema};
+use dipmo::transport::Publisher;
+use dipmo::transport::kafka::{KafkaOptions, KafkaPublisher};
+use dipmo::upkeep::Upkeep;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use crate::cli::Role;
+use crate::config::{Config, Problem};
+use crate::exit::{Exit, Quit};
+use crate::handler::SqlHandler;
+use crate::health::Health;
+use crate::loops::Loops;
+use crate::{http, telemetry};
+
+/// How often a database that is away is tried at the start.
+const DATABASE_RETRY: Duration = Duration::from_secs(2);
+
+pub(crate) async fn run(config: &Config, roles: &[Role]) -> Result<Exit, Quit> {
+    telemetry::start_logs(config).map_err(failed)?;
+    let metrics = telemetry::start_metrics().map_err(failed)?;
+    let node = config.node.name();
+    let db = Db::open(config.database.options(&format!("dipmo {node}")).map_err(misconfigured)?)?;
+    let (trigger, shutdown) = ShutdownTrigger::new();
+    let health = Arc::new(Health::default());
+    let mut signals = Signals::new().map_err(failed)?;
+    if let Some(address) = config.http.address() {
+        let listener = http::bind(address)
+            .await
+            .map_err(|error| Quit::new(Exit::Failed, format!("cannot listen on {address}: {error}")))?;
+        info!(%address, "listening");
+        tokio::spawn(http::serve(listener, db.clone(), Arc::clone(&health), metrics, shutdown.clone()));
+    }
+    tokio::select! {
+        up = database_is_up(&db) => up?,
+        () = signals.next() => return Ok(Exit::Ok),
+    }
+    let has = |role: Role| roles.is_empty() || roles.contains(&role);
+    let mut loops = start(config, &db, &node, has, &shutdown).await?;
+    health.started();
+    info!(node, loops = loops.names().join(", "), "running");
+    let ended = tokio::select! {
+        name = loops.first_end() => Some(name),
+        () = signals.next() => None,
+    };
+    if let Some(name) = &ended {
+        health.ended(name);
+    }
+    info!("draining");
+    health.draining();
+    trigger.stop();
+    tokio::select! {
+        drained = tokio::time::timeout(config.node.drain_max.0, loops.all_end()) => {
+            if drained.is_err() {
+                let left = loops.names().join(", ");
+                return Err(Quit::new(Exit::Failed, format!("not drained within {}: {left}", config.node.drain_max)));
+            }
+        }
+        () = signals.next() => return Ok(Exit::Interrupted),
+    }
+    match ended {
+        Some(name) => Err(Quit::new(Exit::Failed, format!("{name} ended by itself: see the log"))),
+        None => Ok(Exit::Ok),
+    }
+}
+
+/// Every loop of the daemon is one line here.
+async fn start(
+    config: &Config,
+    db: &Db,
+    node: &str,
+    has: impl Fn(Role) -> bool,
+    shutdown: &Shutdown,
+) -> Result<Loops, Quit> {
+    let kafka = config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map_err(misconfigured)?;
+    let mut loops = Loops::new(shutdown.clone());
+    let mut wakes = Vec::new();
+    for (consumer, wake) in consumers(config, db).await? {
+        let (name, new) = (consumer.name.clone(), || (db.clone(), Arc::clone(&consumer), node.to_owned(), Arc::clone(&wake)));
+        if has(Role::Worker) {
+            let (db, consumer, node, wake) = new();
+            let worker = Worker::new(db, consumer, node, wake).await?;
+            loops.spawn(format!("worker {name}"), |shutdown| worker.run(shutdown));
+        }
+        if let (true, true, Some(kafka)) = (has(Role::Ingress), reads_kafka(&consumer), &kafka) {
+            let (db, consumer, node, wake) = new();
+            let ingress = KafkaIngress::new(db, consumer, kafka.clone(), node, wake).await?;
+            loops.spawn(format!("ingress {name}"), |shutdown| ingress.run(shutdown));
+        }
+        wakes.push(wake);
+    }
+    if has(Role::Relay) {
+        let inbox_wake = Arc::new(Notify::new());
+        let relay = Relay::new(db.clone(), relay_options(config, node, kafka.as_ref(), &inbox_wake)?)?;
+        loops.spawn("relay", |shutdown| async move { relay.run(shutdown).await });
+        loops.spawn("wake-up", |shutdown| wake_all(inbox_wake, wakes, shutdown));
+    }
+    if has(Role::Upkeep) {
+        let upkeep = Upkeep::new(db.clone(), config.upkeep())?;
+        loops.spawn("upkeep", |shutdown| async move { upkeep.run(shutdown).await });
+    }
+    if loops.names().is_empty() {
+        return Err(Quit::new(Exit::Usage, "there is nothing to run for these roles").hint("configure a [[consumer]]"));
+    }
+    Ok(loops)
+}
+
+/// The consumers of the file, with their functions known to exist, and what wakes their workers.
+async fn consumers(config: &Config, db: &Db) -> Result<Vec<(Arc<Consumer>, Arc<Notify>)>, Quit> {
+    let mut consumers = Vec::new();
+    for (n, section) in config.consumer.iter().enumerate() {
+        let handler = SqlHandler::checked(db, &section.handler.sql).await.map_err(|error| {
+            let quit = Quit::from(error);
+            Quit { message: format!("consumer[{n}] {}: {}", section.name, quit.message), ..quit }
+        })?;
+        consumers.push((Arc::new(section.consumer(Arc::new(handler))), Arc::new(Notify::new())));
+    }
+    Ok(consumers)
+}
+
+fn reads_kafka(consumer: &Consumer) -> bool {
+    consumer.sources.iter().any(|source| matches!(source, Source::Kafka { .. }))
+}
+
+fn relay_options(
+    config: &Config,
+    node: &str,
+    kafka: Option<&KafkaOptions>,
+    inbox_wake: &Arc<Notify>,
+) -> Result<RelayOptions, Quit> {
+    let publisher = kafka.map(|kafka| KafkaPublisher::new(kafka.clone())).transpose()?;
+    Ok(RelayOptions {
+        kafka: publisher.map(|publisher| Arc::new(publisher) as Arc<dyn Publisher>),
+        inbox_wake: Arc::clone(inbox_wake),
+        ..config.relay.options(node)
+    })
+}
+
+/// The relay tells once that consumers got something; every worker of this process hears it.
+async fn wake_all(signal: Arc<Notify>, wakes: Vec<Arc<Notify>>, mut shutdown: Shutdown) {
+    while !shutdown.requested() {
+        tokio::select! {
+            () = signal.notified() => wakes.iter().for_each(|wake| wake.notify_one()),
+            () = shutdown.wait() => {}
+        }
+    }
+}
+
+/// Waits for a database that is away; refuses one whose schema does not fit.
+async fn database_is_up(db: &Db) -> Result<(), Quit> {
+    loop {
+        match schema::check(db).await {
+            Ok(()) => return Ok(()),
+            Err(error) if error.is_unavailable() => {
+                let quit = Quit::from(error);
+                if quit.exit == Exit::Auth {
+                    return Err(quit);
+                }
+                warn!(error = quit.message, "waiting for the database");
+                tokio::time::sleep(DATABASE_RETRY).await;
+            }
+            Err(error) => return Err(Quit::new(Exit::Failed, error.to_string())),
+        }
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => info!("SIGTERM"),
+            _ = self.interrupt.recv() => info!("SIGINT"),
+        }
+    }
+}
+
+fn failed(error: anyhow::Error) -> Quit {
+    Quit::new(Exit::Failed, format!("{error:#}"))
+}
+
+fn misconfigured(problem: Problem) -> Quit {
+    Quit::new(Exit::Usage, format!("{}: {}", problem.key, problem.message))
+}
