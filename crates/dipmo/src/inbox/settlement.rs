@@ -7,7 +7,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::InboxState;
+use super::{InboxEvent, InboxState};
 use crate::message::{Message, OutMessage};
 use crate::process::{Stage, Status};
 
@@ -63,6 +63,19 @@ impl Disposition {
             Disposition::Dead { .. } => InboxState::Dead,
             Disposition::SerdeError { .. } => InboxState::SerdeError,
         }
+    }
+
+    /// What happens to a stored message that is settled so; `None` for one that is only received.
+    pub fn event(&self) -> Option<InboxEvent> {
+        Some(match self {
+            Disposition::Received => return None,
+            Disposition::Processed => InboxEvent::Succeed,
+            Disposition::Ignored { .. } => InboxEvent::Ignore,
+            Disposition::Retry { .. } => InboxEvent::FailForNow,
+            Disposition::Parked => InboxEvent::Park,
+            Disposition::Dead { .. } => InboxEvent::FailForGood,
+            Disposition::SerdeError { .. } => InboxEvent::Undecodable,
+        })
     }
 
     pub fn fault(&self) -> Option<&Fault> {

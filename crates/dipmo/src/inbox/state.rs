@@ -84,7 +84,7 @@ impl InboxState {
             (S::Received | S::Retry | S::Parked, E::FailForNow) => S::Retry,
             (S::Received | S::Retry | S::Parked, E::FailForGood) => S::Dead,
             (S::Received | S::Retry | S::Parked, E::Undecodable) => S::SerdeError,
-            (S::Received | S::Parked, E::Park) => S::Parked,
+            (S::Received | S::Retry | S::Parked, E::Park) => S::Parked,
             (S::Retry | S::Dead, E::Requeue) => S::Retry,
             (S::Retry | S::Dead | S::SerdeError, E::Discard) => S::Ignored,
             (S::SerdeError, E::Redecode) => S::Ignored,

@@ -90,6 +90,17 @@ impl OutboxState {
 impl OutboxEvent {
     pub const ALL: [OutboxEvent; 6] =
         [Self::Acknowledged, Self::Failed, Self::GivenUp, Self::Blocked, Self::Requeued, Self::Dropped];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Acknowledged => "acknowledged",
+            Self::Failed => "failed",
+            Self::GivenUp => "given up",
+            Self::Blocked => "blocked",
+            Self::Requeued => "requeued",
+            Self::Dropped => "dropped",
+        }
+    }
 }
 
 impl fmt::Display for IllegalTransition {

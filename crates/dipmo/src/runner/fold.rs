@@ -416,12 +416,18 @@ impl<'a> Fold<'a> {
                 disposition,
                 parks,
             }),
-            _ => self.folded.settlement.stored.push(Stored {
-                inbox_id: message.inbox_id,
-                key: message.key.clone(),
-                disposition,
-                parks,
-            }),
+            Delivery::Stored(claimed) => {
+                if let Some(event) = disposition.event() {
+                    claimed.state.next(event).expect("what is claimed is open, and every outcome of open work is legal");
+                }
+                self.folded.settlement.stored.push(Stored {
+                    inbox_id: message.inbox_id,
+                    key: message.key.clone(),
+                    disposition,
+                    parks,
+                });
+            }
+            Delivery::Timer(..) => {}
         }
     }
 

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::handler::{EnlistedHandler, GroupFailure};
-use crate::inbox::{Fence, FiredTimer, Held, Settled, Settlement};
+use crate::inbox::{Fence, FiredTimer, Held, InboxState, Settled, Settlement};
 use crate::message::Message;
 use crate::process::Instance;
 
@@ -57,6 +57,8 @@ pub struct Claimed {
 #[derive(Debug, Clone)]
 pub struct ClaimedMessage {
     pub message: Message,
+    /// The state it was claimed in.
+    pub state: InboxState,
     pub bucket: i32,
     /// Its key is parked behind it: success lets the key go on.
     pub is_head: bool,

@@ -11,7 +11,7 @@ use super::lease::buckets_of;
 use super::settle::check_fence;
 use super::{begin, commit, execute, failed, process, query};
 use crate::error::Result;
-use crate::inbox::{Fence, FiredTimer};
+use crate::inbox::{Fence, FiredTimer, InboxState};
 use crate::process::Instance;
 use crate::store::{Claimed, ClaimedMessage, Work};
 
@@ -133,7 +133,7 @@ pub(super) async fn received(inbox: &PgInbox, fence: &Fence, max: usize) -> Resu
     let taken = &free[..fresh.max(free.len().min(1))];
     let ids = column(taken, |row| row.get::<_, i64>(0));
     let parked: HashMap<i64, bool> = taken.iter().map(|row| (row.get(0), row.get(3))).collect();
-    let mut claimed = fetch(inbox, &tx, &ids).await?;
+    let mut claimed = fetch(inbox, &tx, &ids, InboxState::Received).await?;
     for work in &mut claimed.work {
         work.is_head = parked.get(&work.message.inbox_id).copied().unwrap_or(false);
     }
@@ -151,7 +151,7 @@ pub(super) async fn due(inbox: &PgInbox, fence: &Fence, max: usize) -> Result<Cl
     let found = query(inbox.db(), &tx, FIND_DUE, &[&inbox.consumer_id(), &buckets, &(max as i64), &now]).await?;
     let heads: HashMap<i64, bool> = found.iter().map(|row| (row.get(0), row.get(2))).collect();
     let ids = column(&found, |row| row.get::<_, i64>(0));
-    let mut claimed = fetch(inbox, &tx, &ids).await?;
+    let mut claimed = fetch(inbox, &tx, &ids, InboxState::Retry).await?;
     for work in &mut claimed.work {
         work.is_head = heads[&work.message.inbox_id];
     }
@@ -168,13 +168,13 @@ pub(super) async fn draining(inbox: &PgInbox, fence: &Fence, max: usize) -> Resu
     let found = query(inbox.db(), &tx, find, &[&inbox.consumer_id(), &buckets, &(max as i64)]).await?;
     let fresh = found.iter().take_while(|row| row.get::<_, i32>(1) == 0).count();
     let ids = column(&found[..fresh.max(found.len().min(1))], |row| row.get::<_, i64>(0));
-    let claimed = fetch(inbox, &tx, &ids).await?;
+    let claimed = fetch(inbox, &tx, &ids, InboxState::Parked).await?;
     commit(tx).await?;
     Ok(claimed)
 }
 
 /// Counts the attempts and reads the messages, in the order given.
-async fn fetch(inbox: &PgInbox, tx: &Transaction<'_>, ids: &[i64]) -> Result<Claimed> {
+async fn fetch(inbox: &PgInbox, tx: &Transaction<'_>, ids: &[i64], state: InboxState) -> Result<Claimed> {
     if ids.is_empty() {
         return Ok(Claimed::default());
     }
@@ -186,7 +186,7 @@ async fn fetch(inbox: &PgInbox, tx: &Transaction<'_>, ids: &[i64]) -> Result<Cla
         .filter_map(|row| {
             let id: i64 = row.get(0);
             let (attempts, bucket) = *claims.get(&id)?;
-            Some((id, ClaimedMessage { message: message(row, attempts), bucket, is_head: false }))
+            Some((id, ClaimedMessage { message: message(row, attempts), state, bucket, is_head: false }))
         })
         .collect();
     Ok(Claimed { work: ids.iter().filter_map(|id| messages.remove(id)).collect(), parked: 0 })
