@@ -13,11 +13,12 @@ use std::time::Duration;
 use dipmo::relay::RelayOptions;
 use dipmo::shutdown::{Shutdown, ShutdownTrigger};
 use stress::{Stress, percentile, seed};
-use support::{Scripted, World};
+use support::{Named, Scripted, World};
 use tokio::task::{JoinHandle, JoinSet};
 
 fn run_relay(world: &World, broker: &Arc<Scripted>, node: &str, shutdown: Shutdown) -> JoinHandle<()> {
-    let options = RelayOptions { kafka: Some(broker.clone()), internal: false, ..RelayOptions::new(node) };
+    let kafka = Arc::new(Named(broker.clone(), node.to_owned()));
+    let options = RelayOptions { kafka: Some(kafka), internal: false, ..RelayOptions::new(node) };
     let relay = world.relay(options);
     tokio::spawn(async move { relay.run(shutdown).await })
 }

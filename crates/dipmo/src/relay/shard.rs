@@ -108,7 +108,7 @@ impl Shard {
     /// What the database is told; call [`Shard::stored`] when it is.
     pub(crate) fn to_move(&self) -> ShardMove {
         let gaps = (!self.stored_gaps).then(|| {
-            let mut all = Ranges::default();
+            let mut all = self.orphans.clone();
             self.gaps.iter().for_each(|gap| all.merge(&gap.ranges));
             all.to_text()
         });

@@ -7,6 +7,7 @@ mod support;
 mod crash;
 mod enlisted;
 mod failures;
+mod hot_key;
 mod poison;
 mod process;
 mod statements;

@@ -31,6 +31,22 @@ async fn in_store_mode_messages_are_durable_first_and_handled_later() {
 }
 
 #[tokio::test]
+async fn what_is_stored_later_queues_behind_its_parked_key() {
+    let world = World::new().await;
+    let diary = Diary::refusing_times("1", Failure::transient("AWAY", "away"), 1);
+    let consumer = Consumer { handler: Consumer::process("diary", diary).handler, batch_max: 1, ..stored() };
+    let mut node = world.node(consumer).await;
+    let batch = [fresh(0, "a", "1"), fresh(1, "a", "2"), fresh(2, "b", "3")];
+    node.runner.store_only(&node.fence, &batch).await.unwrap();
+    node.work_off().await;
+    assert_eq!(world.states("a").await, ["RETRY", "PARKED"]);
+    assert_eq!(pages(&world, "b").await, "[3]");
+    world.advance(5);
+    node.work_off().await;
+    assert_eq!(pages(&world, "a").await, "[1,2]");
+}
+
+#[tokio::test]
 async fn two_workers_share_the_buckets_and_hand_them_over() {
     let world = World::new().await;
     let (mut one, mut two) = (world.node(stored()).await, world.node(stored()).await);

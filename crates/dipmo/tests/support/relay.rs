@@ -156,6 +156,8 @@ pub struct Sent {
     pub key: String,
     pub body: String,
     pub at: Instant,
+    /// Which relay sent it.
+    pub by: String,
 }
 
 /// What the next batches meet.
@@ -218,9 +220,25 @@ pub fn refused(code: &str) -> Refusal {
     Refusal::new(code, "as scripted")
 }
 
+/// One relay's way to a broker that several share.
+pub struct Named(pub Arc<Scripted>, pub String);
+
+#[async_trait]
+impl Publisher for Named {
+    async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        self.0.take(rows, &self.1).await
+    }
+}
+
 #[async_trait]
 impl Publisher for Scripted {
     async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        self.take(rows, "").await
+    }
+}
+
+impl Scripted {
+    async fn take(&self, rows: &[Outgoing<'_>], by: &str) -> Vec<Outcome> {
         let turn = self.script.lock().unwrap().pop_front().unwrap_or(Turn::Fine);
         if turn == Turn::Stop {
             self.reached.notify_one();
@@ -240,7 +258,7 @@ impl Publisher for Scripted {
                 None => Outcome::Done,
             };
             if outcome == Outcome::Done {
-                let sent = Sent { id: row.id, key: row.key.to_owned(), body, at: Instant::now() };
+                let sent = Sent { id: row.id, key: row.key.to_owned(), body, at: Instant::now(), by: by.to_owned() };
                 self.sent.lock().unwrap().push(sent);
             } else {
                 failed.push(key);

@@ -262,7 +262,9 @@ impl Stress {
                 duplicates += 1;
             } else {
                 if number != *last + 1 {
-                    disorder.push(format!("{} {} after {} (id {})", message.key, number, last, message.id));
+                    let near = sent.iter().filter(|s| s.key == message.key && s.id.abs_diff(message.id) < 200);
+                    let near: Vec<_> = near.map(|s| (&s.body, s.id, &s.by, s.at)).collect();
+                    disorder.push(format!("{} {number} after {last}: {near:?}", message.key));
                 }
                 *last = number;
             }

@@ -19,7 +19,7 @@ const FIND_RECEIVED: &str = "
 -- claim.find_received
 select w.id, w.attempts,
     -- The version that a parked key waits for is let through.
-    k.key is not null and k.awaits_version is distinct from w.aggregate_version as behind,
+    k.key is not null and (k.awaits_version = w.aggregate_version) is not true as behind,
     k.key is not null as parked
 from unnest($2::integer[]) as b (bucket), lateral (
     select id, key, attempts, aggregate_version from dipmo.inbox_work

@@ -1,0 +1,108 @@
+//! The private servers of a run, and databases and topics on them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use dipmo::store::postgres::{Db, DbOptions, schema};
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use testbed::{Kafka, KafkaOptions, Postgres, PostgresOptions};
+use tokio_postgres::{Client, NoTls};
+
+use crate::meter::Meter;
+
+const KAFKA_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Durable as in production; checkpoints are far apart, so that they fall into no run by chance.
+pub(crate) const SETTINGS: &[(&str, &str)] = &[
+    ("max_wal_size", "4GB"),
+    ("checkpoint_timeout", "30min"),
+    ("effective_cache_size", "4GB"),
+    ("shared_preload_libraries", "pg_stat_statements"),
+    ("pg_stat_statements.track", "none"),
+];
+pub(crate) const SHARED_BUFFERS: &str = "512MB";
+
+pub(crate) struct Servers {
+    postgres: Postgres,
+    kafka: Kafka,
+}
+
+impl Servers {
+    pub(crate) fn start() -> Result<Self> {
+        eprintln!("starting PostgreSQL and Kafka (the first time downloads Kafka)");
+        let kafka = std::thread::spawn(|| Kafka::start(KafkaOptions::for_bench()));
+        let options = PostgresOptions {
+            shared_buffers: SHARED_BUFFERS.into(),
+            settings: SETTINGS.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+            ..PostgresOptions::default()
+        };
+        let postgres = Postgres::start(options).context("starting PostgreSQL");
+        let kafka = kafka.join().map_err(|_| anyhow!("the thread that starts Kafka panicked"))?;
+        Ok(Self { postgres: postgres?, kafka: kafka.context("starting Kafka")? })
+    }
+
+    pub(crate) fn brokers(&self) -> String {
+        self.kafka.bootstrap()
+    }
+
+    pub(crate) fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.postgres.port())
+    }
+
+    /// A new database with dipmo's schema, right after a checkpoint.
+    pub(crate) async fn fresh_database(&self, name: &str) -> Result<()> {
+        let admin = connect(&self.url("postgres")).await?;
+        admin.batch_execute(&format!("drop database if exists {name} with (force)")).await?;
+        admin.batch_execute(&format!("create database {name}")).await?;
+        let db = Db::open(DbOptions::new(self.url(name)))?;
+        schema::migrate(&db).await.context("migrating")?;
+        admin.batch_execute("checkpoint").await?;
+        Ok(())
+    }
+
+    pub(crate) async fn drop_database(&self, name: &str) -> Result<()> {
+        let admin = connect(&self.url("postgres")).await?;
+        Ok(admin.batch_execute(&format!("drop database if exists {name} with (force)")).await?)
+    }
+
+    pub(crate) async fn checkpoint(&self) -> Result<()> {
+        Ok(connect(&self.url("postgres")).await?.batch_execute("checkpoint").await?)
+    }
+
+    pub(crate) async fn meter(&self, database: &str) -> Result<Meter> {
+        let postmaster = self.postgres.pid().context("PostgreSQL is down")?;
+        let broker = self.kafka.pid().context("Kafka is down")?;
+        Meter::new(connect(&self.url(database)).await?, postmaster, broker).await
+    }
+
+    pub(crate) async fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) -> Result<()> {
+        let admin: AdminClient<DefaultClientContext> = self.kafka_client().create()?;
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        topic.config = settings.to_vec();
+        let options = AdminOptions::new().operation_timeout(Some(KAFKA_TIMEOUT));
+        let made = admin.create_topics([&topic], &options).await?;
+        made.into_iter().try_for_each(|one| one.map(drop)).map_err(|(name, code)| anyhow!("topic {name}: {code}"))
+    }
+
+    pub(crate) fn kafka_client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.brokers());
+        config
+    }
+
+    /// How many records the topic has ever got.
+    pub(crate) fn records_in(&self, topic: &str, partitions: i32) -> Result<i64> {
+        let consumer: BaseConsumer = self.kafka_client().create()?;
+        let end = |partition| consumer.fetch_watermarks(topic, partition, KAFKA_TIMEOUT).map(|(_, high)| high);
+        (0..partitions).map(end).try_fold(0, |sum, high| Ok(sum + high?))
+    }
+}
+
+pub(crate) async fn connect(url: &str) -> Result<Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.context("connecting to PostgreSQL")?;
+    tokio::spawn(connection);
+    Ok(client)
+}

@@ -1,0 +1,223 @@
+//! The daemon as a process: SQL handlers end to end, health, signals, and refusals at the start.
+
+mod world;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use world::{Ran, World, ran};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running daemon; killed when the test ends before it does.
+struct Daemon {
+    child: Option<Child>,
+    http: SocketAddr,
+}
+
+impl Daemon {
+    fn start(world: &World, more: &str, args: &[&str]) -> Self {
+        let http = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        world.configure(&format!("[http]\nlisten = \"{http}\"\n{more}"));
+        let mut command = world.command();
+        command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self { child: Some(command.spawn().unwrap()), http }
+    }
+
+    fn get(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.http).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    async fn ready(&self) {
+        until("the daemon is ready", async || matches!(self.get("/readyz"), Some((200, _)))).await;
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().unwrap().id().to_string();
+        assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
+    }
+
+    fn ended(mut self) -> Ran {
+        ran(self.child.take().unwrap().wait_with_output().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A consumer of INTERNAL that is handled by the function `on_order` of the test's schema.
+fn consumer(world: &World) -> String {
+    format!(
+        "[[consumer]]\nname = \"billing\"\ninternal = [\"OrderPlaced\"]\nhandler = {{ sql = \"{}.on_order\" }}\n",
+        world.schema
+    )
+}
+
+async fn function(world: &World, body: &str) {
+    world.run_sql(&format!("
+        create table effect (message_id text, key text, amount numeric);
+        create function on_order(message jsonb) returns void language plpgsql set search_path = {} as
+        $$ begin {body} end $$", world.schema)).await;
+}
+
+async fn place(world: &World, key: &str) {
+    world.run_sql(&format!("select outbox_append('INTERNAL', 'Order', '{key}', 'OrderPlaced', '{{\"amount\": 12.50}}')")).await;
+}
+
+#[tokio::test]
+async fn a_sql_handler_has_its_effect_once_and_a_stop_drains() {
+    let world = World::new().await;
+    function(&world, "insert into effect values (message->>'messageId', message->>'key', (message->'payload'->>'amount')::numeric);").await;
+    let daemon = Daemon::start(&world, &consumer(&world), &[]);
+    daemon.ready().await;
+    for n in 0..20 {
+        place(&world, &format!("o-{n}")).await;
+    }
+    until("every effect is there", async || world.number("select count(*) from effect").await >= 20).await;
+    assert_eq!(daemon.get("/healthz"), Some((200, "alive\n".to_owned())));
+    until("the gauges are there", async || {
+        daemon.get("/metrics").is_some_and(|(_, text)| text.contains("dipmo_inbox_depth{consumer=\"billing\""))
+    })
+    .await;
+    daemon.signal("-TERM");
+    assert_eq!(daemon.ended().code, 0);
+    assert_eq!(world.text("select count(*), count(distinct message_id), sum(amount) from effect").await, "(20,20,250.00)");
+    assert_eq!(world.number("select count(*) from inbox_status where state = 'PROCESSED'").await, 20);
+}
+
+#[tokio::test]
+async fn the_code_that_a_function_raises_decides_what_becomes_of_the_message() {
+    let world = World::new().await;
+    function(&world, "
+        if message->>'key' = 'later' then raise exception 'not yet' using errcode = 'DP001'; end if;
+        if message->>'key' = 'never' then raise exception 'no such account' using errcode = 'DP002'; end if;
+        if message->>'key' = 'old' then raise exception 'seen a newer one' using errcode = 'DP003'; end if;
+        insert into effect values (message->>'messageId', message->>'key', 1);").await;
+    let daemon = Daemon::start(&world, &consumer(&world), &[]);
+    daemon.ready().await;
+    for key in ["later", "never", "old", "fine"] {
+        place(&world, key).await;
+    }
+    let states = "select key, state, coalesce(reason, error_code) from inbox_status order by key";
+    let expected = "(fine,PROCESSED,)\n(later,RETRY,DP001)\n(never,DEAD,DP002)\n(old,IGNORED,\"seen a newer one\")";
+    until("each has its state", async || world.text(states).await == expected).await;
+    daemon.signal("-INT");
+    assert_eq!(daemon.ended().code, 0);
+    assert_eq!(world.text("select key from effect").await, "(fine)", "what failed left nothing behind");
+}
+
+#[tokio::test]
+async fn an_operator_repairs_what_the_daemon_could_not_do() {
+    let world = World::new().await;
+    world.run_sql("create table closed (key text)").await;
+    function(&world, "
+        if exists (select 1 from closed c where c.key = message->>'key') then
+            raise exception 'account closed' using errcode = 'DP002';
+        end if;
+        insert into effect values (message->>'messageId', message->>'key', 1);").await;
+    world.run_sql("insert into closed values ('a'), ('b')").await;
+    let daemon = Daemon::start(&world, &consumer(&world), &[]);
+    daemon.ready().await;
+    for key in ["a", "a", "b", "b"] {
+        place(&world, key).await;
+    }
+    let open = "select state, count(*) from inbox_work group by state order by state";
+    until("both keys are parked", async || world.text(open).await == "(DEAD,2)\n(PARKED,2)").await;
+    let head = |key: &str| world.dipmo(&["key", "show", "billing", key, "-o", "json"]).ok().json()["head_id"].to_string();
+    let (a, b) = (head("a"), head("b"));
+    world.run_sql("delete from closed").await;
+    world.dipmo(&["inbox", "retry", &a, "--reason", "account reopened"]).ok();
+    world.dipmo(&["inbox", "discard", &b, "--reason", "booked by hand", "--yes"]).ok();
+    until("the keys are free", async || world.number("select count(*) from parked_key").await == 0).await;
+    assert_eq!(world.text("select key, count(*) from effect group by key order by key").await, "(a,2)\n(b,1)");
+    daemon.signal("-TERM");
+    assert_eq!(daemon.ended().code, 0);
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_drain_at_once() {
+    let world = World::new().await;
+    function(&world, "perform pg_sleep(60);").await;
+    let daemon = Daemon::start(&world, &consumer(&world), &[]);
+    daemon.ready().await;
+    place(&world, "slow").await;
+    let busy = "select count(*) from pg_stat_activity where query like '%on_order%' and wait_event = 'PgSleep'
+                and query like '%' || current_schema || '%'";
+    until("the handler runs", async || world.number(busy).await == 1).await;
+    daemon.signal("-TERM");
+    until("it drains", async || daemon.get("/readyz").is_none_or(|(code, _)| code == 503)).await;
+    daemon.signal("-TERM");
+    assert_eq!(daemon.ended().code, 130);
+    world.run_sql("select pg_terminate_backend(pid) from pg_stat_activity
+                   where query like '%' || current_schema || '%' and wait_event = 'PgSleep'").await;
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_waited_for_and_said() {
+    let world = World::new().await;
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut daemon = Daemon::start(&world, "", &[]);
+    drop(daemon.child.take().map(|mut child| child.kill().and_then(|()| child.wait())));
+    let text = format!("[database]\nurl = \"postgres://u:hunter2@{closed}/d\"\n[http]\nlisten = \"{}\"\n", daemon.http);
+    world.write("dipmo.toml", &text);
+    daemon.child = Some(world.command().arg("run").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    until("it says why it is not ready", async || {
+        daemon.get("/readyz").is_some_and(|(code, body)| code == 503 && body.contains("connecting to PostgreSQL"))
+    })
+    .await;
+    assert_eq!(daemon.get("/healthz").map(|(code, _)| code), Some(200), "alive all the same");
+    daemon.signal("-TERM");
+    let ended = daemon.ended();
+    assert!(ended.code == 0 && ended.err.contains("waiting for the database"), "{ended:?}");
+    assert!(!ended.err.contains("hunter2"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_start_that_cannot_work_is_refused_with_the_reason() {
+    let world = World::new().await;
+    let missing = Daemon::start(&world, &consumer(&world), &[]).ended();
+    missing.fails(2, &format!("there is no SQL function {}.on_order(jsonb)", world.schema));
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    world.configure(&format!("[http]\nlisten = \"{}\"\n", taken.local_addr().unwrap()));
+    world.dipmo(&["run"]).fails(1, "cannot listen on");
+    let bare = World::bare().await;
+    Daemon::start(&bare, "", &[]).ended().fails(1, "run `dipmo schema migrate`");
+    world.configure("[http]\nlisten = \"off\"\n");
+    world.dipmo(&["run", "--role", "worker"]).fails(2, "there is nothing to run");
+}
+
+#[tokio::test]
+async fn only_the_roles_asked_for_run() {
+    let world = World::new().await;
+    let daemon = Daemon::start(&world, "[node]\nname = \"keeper\"\n[log]\nformat = \"json\"\n", &["--role", "upkeep"]);
+    daemon.ready().await;
+    until("upkeep beats", async || world.text("select name, role from node").await == "(keeper,upkeep)").await;
+    daemon.signal("-TERM");
+    let ended = daemon.ended();
+    assert_eq!(ended.code, 0);
+    let running = ended.err.lines().find(|line| line.contains("\"running\"")).unwrap_or_else(|| panic!("{ended:?}"));
+    let line: serde_json::Value = serde_json::from_str(running).unwrap();
+    assert_eq!(line["loops"], "upkeep");
+}
