@@ -1,5 +1,6 @@
 //! Development chores, run as `cargo xtask <chore>`. Each chore is one file.
 
+mod bench;
 mod services;
 mod test;
 
@@ -16,6 +17,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
+    /// Measure dipmo beside the raw limits of its servers: ingest or relay, in a release build
+    Bench(bench::Args),
     /// Check format, lints, tests and docs against private PostgreSQL and Kafka servers
     Test(test::Args),
     /// Run private PostgreSQL and Kafka servers until Ctrl-C or the end of stdin
@@ -24,6 +27,7 @@ enum Chore {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
+        Chore::Bench(args) => bench::run(&args),
         Chore::Test(args) => test::run(&args),
         Chore::Services => services::run(),
     };

@@ -32,7 +32,15 @@ use crate::{http, telemetry};
 const DATABASE_RETRY: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(config: &Config, roles: &[Role]) -> Result<Exit, Quit> {
-    telemetry::start_logs(config).map_err(failed)?;
+    let tracing = telemetry::start_logs(config).map_err(failed)?;
+    let ended = run_until_stopped(config, roles).await;
+    if let Some(tracing) = tracing {
+        tracing.stop().await;
+    }
+    ended
+}
+
+async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit> {
     let metrics = telemetry::start_metrics().map_err(failed)?;
     let node = config.node.name();
     let db = Db::open(config.database.options(&format!("dipmo {node}")).map_err(misconfigured)?)?;

@@ -11,6 +11,7 @@ mod http;
 mod loops;
 mod output;
 mod telemetry;
+mod tracing_export;
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Logs and metrics of the daemon. Logs go to stderr, as text for eyes or JSON for collectors.
+//! Logs, spans and metrics of the daemon. Logs go to stderr, as text for eyes or JSON for collectors.
 
 use anyhow::Context as _;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -7,14 +7,15 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::config::{Config, LogFormat};
+use crate::tracing_export::Tracing;
 
 /// Latencies from a millisecond to minutes; counts of rows use the same bounds without harm.
 const BUCKETS: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
 
-type Boxed = Box<dyn Layer<Registry> + Send + Sync>;
+pub(crate) type Boxed = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Installs the logger; call it once.
-pub(crate) fn start_logs(config: &Config) -> anyhow::Result<()> {
+/// Installs the logger and, where it is configured, the export of spans; call it once.
+pub(crate) fn start_logs(config: &Config) -> anyhow::Result<Option<Tracing>> {
     let filter = EnvFilter::builder().parse(&config.log.level).context("log.level")?;
     let logs: Boxed = match config.log.format {
         LogFormat::Text => fmt::layer().with_writer(std::io::stderr).with_filter(filter).boxed(),
@@ -22,7 +23,11 @@ pub(crate) fn start_logs(config: &Config) -> anyhow::Result<()> {
             fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).with_filter(filter).boxed()
         }
     };
-    tracing_subscriber::registry().with(vec![logs]).try_init().context("starting the logger")
+    let tracing = config.otlp.as_ref().map(|otlp| Tracing::start(otlp, &config.node.name())).transpose()?;
+    let spans = tracing.as_ref().map(Tracing::layer);
+    let layers: Vec<Boxed> = std::iter::once(logs).chain(spans).collect();
+    tracing_subscriber::registry().with(layers).try_init().context("starting the logger")?;
+    Ok(tracing)
 }
 
 /// Installs the recorder behind /metrics; call it once.

@@ -77,7 +77,7 @@ async fn a_retry_is_audited_with_who_and_why() {
     let (a, b, c) = (a.to_string(), b.to_string(), c.to_string());
     let missing = world.dipmo(&["inbox", "retry", &a]);
     assert!(missing.code == 2 && missing.err.contains("--reason"), "{missing:?}");
-    world.dipmo(&["inbox", "retry", &a, "--reason", "  "]).fails(2, "a change needs a reason");
+    world.dipmo(&["inbox", "retry", &a, "--reason", "  "]).fails(2, "a change needs its reason");
     world.dipmo(&["inbox", "retry", &a, "--reason", "stock is back", "--actor", "ann"]).ok();
     let by_variable = world.command().args(["inbox", "retry", &b, "--reason", "r"]).env("DIPMO_ACTOR", "bob").output();
     ran(by_variable.unwrap()).ok();
@@ -85,7 +85,7 @@ async fn a_retry_is_audited_with_who_and_why() {
     assert_eq!(world.text("select actor from audit order by id").await, "(ann)\n(bob)\n(shell-user)");
     assert_eq!(world.text("select distinct state, attempts from inbox_work where state = 'RETRY'").await, "(RETRY,0)");
     let nobody = world.command().args(["inbox", "retry", &a, "--reason", "r"]).env_remove("USER").output();
-    ran(nobody.unwrap()).fails(2, "a change needs a actor");
+    ran(nobody.unwrap()).fails(2, "a change needs its actor");
     let trail = world.dipmo(&["audit", "list", "--actor", "ann", "-o", "json"]).ok().json();
     assert_eq!(trail["items"][0]["reason"], "stock is back");
     assert!(world.dipmo(&["audit", "list"]).ok().out.contains("inbox.retry"));

@@ -5,6 +5,7 @@ mod world;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use world::{Ran, World, ran};
@@ -19,8 +20,12 @@ struct Daemon {
 
 impl Daemon {
     fn start(world: &World, more: &str, args: &[&str]) -> Self {
-        let http = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let http = free_address();
         world.configure(&format!("[http]\nlisten = \"{http}\"\n{more}"));
+        Self::start_as_configured(world, http, args)
+    }
+
+    fn start_as_configured(world: &World, http: SocketAddr, args: &[&str]) -> Self {
         let mut command = world.command();
         command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self { child: Some(command.spawn().unwrap()), http }
@@ -57,6 +62,32 @@ impl Drop for Daemon {
             let _ = child.wait();
         }
     }
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// Takes requests in place of a collector, answers each with 200, and gives back their bytes.
+fn collector() -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, requests) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut bytes, mut part) = (stream.unwrap(), Vec::new(), [0; 4096]);
+            stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            while let Ok(n) = stream.read(&mut part).map(|n| (n > 0).then_some(n)) {
+                let Some(n) = n else { break };
+                bytes.extend_from_slice(&part[..n]);
+            }
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            if sender.send(bytes).is_err() {
+                return;
+            }
+        }
+    });
+    (address, requests)
 }
 
 async fn until(what: &str, holds: impl AsyncFn() -> bool) {
@@ -177,12 +208,10 @@ async fn a_second_signal_ends_a_drain_at_once() {
 #[tokio::test]
 async fn a_database_that_is_away_is_waited_for_and_said() {
     let world = World::new().await;
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut daemon = Daemon::start(&world, "", &[]);
-    drop(daemon.child.take().map(|mut child| child.kill().and_then(|()| child.wait())));
-    let text = format!("[database]\nurl = \"postgres://u:hunter2@{closed}/d\"\n[http]\nlisten = \"{}\"\n", daemon.http);
+    let (closed, http) = (free_address(), free_address());
+    let text = format!("[database]\nurl = \"postgres://u:hunter2@{closed}/d\"\n[http]\nlisten = \"{http}\"\n");
     world.write("dipmo.toml", &text);
-    daemon.child = Some(world.command().arg("run").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let daemon = Daemon::start_as_configured(&world, http, &[]);
     until("it says why it is not ready", async || {
         daemon.get("/readyz").is_some_and(|(code, body)| code == 503 && body.contains("connecting to PostgreSQL"))
     })
@@ -220,4 +249,28 @@ async fn only_the_roles_asked_for_run() {
     let running = ended.err.lines().find(|line| line.contains("\"running\"")).unwrap_or_else(|| panic!("{ended:?}"));
     let line: serde_json::Value = serde_json::from_str(running).unwrap();
     assert_eq!(line["loops"], "upkeep");
+}
+
+#[tokio::test]
+async fn spans_are_exported_and_the_trace_goes_on_in_what_the_function_is_given() {
+    let world = World::new().await;
+    world.run_sql("create table trace (traceparent text)").await;
+    function(&world, "insert into trace values (message->>'traceparent');").await;
+    let (address, requests) = collector();
+    let otlp = format!("{}[otlp]\nendpoint = \"http://{address}\"\nservice_name = \"billing-daemon\"\n", consumer(&world));
+    let daemon = Daemon::start(&world, &otlp, &[]);
+    daemon.ready().await;
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    world.run_sql(&format!("select outbox_append('INTERNAL', 'Order', 'o', 'OrderPlaced', '{{}}',
+                            traceparent => '00-{trace}-b7ad6b7169203331-01')")).await;
+    until("it is handled", async || world.number("select count(*) from trace").await == 1).await;
+    daemon.signal("-TERM");
+    assert_eq!(daemon.ended().code, 0);
+    let given = world.text("select traceparent from trace").await;
+    assert!(given.contains(trace) && !given.contains("b7ad6b7169203331"), "the same trace, a span of its own: {given}");
+    let sent: Vec<u8> = requests.try_iter().flatten().collect();
+    let text = String::from_utf8_lossy(&sent);
+    for word in ["POST /v1/traces", "dipmo.handle", "billing-daemon"] {
+        assert!(text.contains(word), "{word} was not sent");
+    }
 }

@@ -13,7 +13,7 @@ pub mod hits;
 pub mod onboarding;
 pub mod review;
 
-
+pub mod demo;
 pub mod node;
 pub mod tables;
 pub mod transition;

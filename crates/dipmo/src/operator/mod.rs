@@ -81,7 +81,7 @@ impl Change {
         let (actor, reason) = (actor.into().trim().to_owned(), reason.into().trim().to_owned());
         for (what, text) in [("actor", &actor), ("reason", &reason)] {
             if text.is_empty() {
-                return Err(Error::invalid(format!("a change needs a {what}")));
+                return Err(Error::invalid(format!("a change needs its {what}")));
             }
             if text.chars().count() > TEXT_CHARS_MAX || text.contains('\0') {
                 return Err(Error::invalid(format!("the {what} must have at most {TEXT_CHARS_MAX} characters and no NUL")));

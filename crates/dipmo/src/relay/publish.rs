@@ -90,12 +90,12 @@ impl Lane {
         let mut candidates = self.read_reopened().await?;
         let reopened = candidates.len();
         let found = self.read_new(view).await?;
-        let keys = &self.sender().keys;
-        let places = found.places(place);
+                let places = found.places(place);
+        eprintln!("{} STEP snap {}:{} late {:?} fresh {:?}", self.options.node, view.snapshot.xmin, view.snapshot.xmax, places.late, places.fresh);
         let mut parked = Vec::new();
         for row in found.late.into_iter().chain(found.fresh) {
             let candidate = Candidate { row, state: OutboxState::Pending, attempts: 0 };
-            let blocked = keys.blocks(candidate.row.destination(), candidate.row.key());
+            let blocked = self.sender().keys.blocks(candidate.row.destination(), candidate.row.key());
             if blocked { parked.push(candidate) } else { candidates.push(candidate) }
         }
         let mut step = LaneStep { more: places.more, ..LaneStep::default() };

@@ -49,6 +49,7 @@ impl Shard {
     pub(crate) fn adopt_orphans(&mut self, view: &View) {
         let Some(lockers) = view.lockers.as_ref().filter(|_| !self.orphans.is_empty()) else { return };
         let ranges = std::mem::take(&mut self.orphans);
+        eprintln!("ADOPT {} {} {:?}", self.shard, ranges.to_text(), lockers);
         push_gap(&mut self.gaps, Gap { ranges, stallers: lockers.to_vec() });
         self.recheck = true;
     }
@@ -71,6 +72,7 @@ impl Shard {
     /// are forgotten, and a gap that waits for nobody was aborted.
     pub(crate) fn rechecked(&mut self, view: &View) {
         self.recheck = false;
+        if !self.gaps.is_empty() { eprintln!("RECHECKED {} {:?}", self.shard, self.gaps.iter().map(|g| (g.ranges.to_text(), g.stallers.clone())).collect::<Vec<_>>()); }
         self.gaps.iter_mut().for_each(|gap| gap.stallers.retain(|xid| view.snapshot.is_running(*xid)));
         let before = self.gaps.len();
         self.gaps.retain(|gap| !gap.stallers.is_empty() && !gap.ranges.is_empty());
