@@ -51,6 +51,7 @@ transaction.state.log.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=500
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 log.segment.bytes=134217728

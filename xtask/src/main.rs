@@ -1,6 +1,7 @@
 //! Development chores, run as `cargo xtask <chore>`. Each chore is one file.
 
 mod bench;
+mod demo;
 mod services;
 mod test;
 
@@ -17,6 +18,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
+    /// Put the worked example under load, kill it in the middle, and check that nothing was lost or doubled
+    Demo(demo::Args),
     /// Measure dipmo beside the raw limits of its servers: ingest or relay, in a release build
     Bench(bench::Args),
     /// Check format, lints, tests and docs against private PostgreSQL and Kafka servers
@@ -27,6 +30,7 @@ enum Chore {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
+        Chore::Demo(args) => demo::run(&args),
         Chore::Bench(args) => bench::run(&args),
         Chore::Test(args) => test::run(&args),
         Chore::Services => services::run(),

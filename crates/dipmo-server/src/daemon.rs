@@ -45,6 +45,8 @@ async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit
     let node = config.node.name();
     let db = Db::open(config.database.options(&format!("dipmo {node}")).map_err(misconfigured)?)?;
     let (trigger, shutdown) = ShutdownTrigger::new();
+    // Probes are answered to the very end: whoever watches a drain must be able to see it.
+    let (_until_the_end, answering) = ShutdownTrigger::new();
     let health = Arc::new(Health::default());
     let mut signals = Signals::new().map_err(failed)?;
     if let Some(address) = config.http.address() {
@@ -52,7 +54,7 @@ async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit
             .await
             .map_err(|error| Quit::new(Exit::Failed, format!("cannot listen on {address}: {error}")))?;
         info!(%address, "listening");
-        tokio::spawn(http::serve(listener, db.clone(), Arc::clone(&health), metrics, shutdown.clone()));
+        tokio::spawn(http::serve(listener, db.clone(), Arc::clone(&health), metrics, answering));
     }
     tokio::select! {
         up = database_is_up(&db) => up?,
@@ -99,7 +101,8 @@ async fn start(
     let mut loops = Loops::new(shutdown.clone());
     let mut wakes = Vec::new();
     for (consumer, wake) in consumers(config, db).await? {
-        let (name, new) = (consumer.name.clone(), || (db.clone(), Arc::clone(&consumer), node.to_owned(), Arc::clone(&wake)));
+        let (name, new) =
+            (consumer.name.clone(), || (db.clone(), Arc::clone(&consumer), node.to_owned(), Arc::clone(&wake)));
         if has(Role::Worker) {
             let (db, consumer, node, wake) = new();
             let worker = Worker::new(db, consumer, node, wake).await?;

@@ -100,7 +100,8 @@ impl SqlHandler {
 #[async_trait]
 impl EnlistedHandler for SqlHandler {
     async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure> {
-        let span = info_span!("dipmo.handle", otel.kind = "consumer", message = message.message_id, topic = message.topic);
+        let span =
+            info_span!("dipmo.handle", otel.kind = "consumer", message = message.message_id, topic = message.topic);
         tracing_export::adopt(&span, message.traceparent.as_deref());
         let argument = argument(message, tracing_export::traceparent(&span));
         let call = async {
@@ -221,7 +222,10 @@ mod tests {
         let text = argument(&message(br#"{"amount": 12345678901234567890.123456789}"#), None);
         assert!(text.contains(r#""payload":{"amount": 12345678901234567890.123456789}"#), "{text}");
         let value: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!((&value["type"], &value["version"], &value["attempt"]), (&"OrderPlaced".into(), &2.into(), &2.into()));
+        assert_eq!(
+            (&value["type"], &value["version"], &value["attempt"]),
+            (&"OrderPlaced".into(), &2.into(), &2.into())
+        );
         assert_eq!((&value["partition"], &value["eventTime"]), (&3.into(), &"2026-01-02T03:04:05Z".into()));
         assert!(value.get("payloadBase64").is_none());
     }

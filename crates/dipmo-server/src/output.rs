@@ -69,8 +69,11 @@ pub(crate) fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let mut text = String::new();
     for row in &all {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count()))).collect();
+        let cells: Vec<String> = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count())))
+            .collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }

@@ -37,10 +37,8 @@ pub(crate) struct Tracing {
 
 impl Tracing {
     pub(crate) fn start(config: &OtlpConfig, node: &str) -> anyhow::Result<Self> {
-        let client = OnRuntime {
-            runtime: Handle::current(),
-            client: HyperClient::with_default_connector(EXPORT_TIMEOUT, None),
-        };
+        let client =
+            OnRuntime { runtime: Handle::current(), client: HyperClient::with_default_connector(EXPORT_TIMEOUT, None) };
         let exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(client)

@@ -1,4 +1,5 @@
 //! Every verb of the command line against a real schema: answers, exit codes, audit rows, refusals.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod world;
 
@@ -112,7 +113,9 @@ async fn what_could_not_be_decoded_is_decoded_by_the_rules_of_the_file() {
     let redecode = ["inbox", "redecode", &id, "--reason", "format was wrong"];
     world.dipmo(&redecode).fails(1, "no consumer \"billing\"");
     let rules = |format: &str| {
-        format!("[[consumer]]\nname = \"billing\"\ninternal = [\"*\"]\nhandler = {{ sql = \"f\" }}\nformat = \"{format}\"\n")
+        format!(
+            "[[consumer]]\nname = \"billing\"\ninternal = [\"*\"]\nhandler = {{ sql = \"f\" }}\nformat = \"{format}\"\n"
+        )
     };
     world.configure(&rules("json"));
     world.dipmo(&redecode).fails(1, "still cannot be decoded");
@@ -126,9 +129,8 @@ async fn what_could_not_be_decoded_is_decoded_by_the_rules_of_the_file() {
 async fn the_dedupe_memory_can_be_asked() {
     let world = World::new().await;
     world.run_sql("select inbox_once('billing', 'orders', 'm-1')").await;
-    let ask = |id: &str| {
-        world.dipmo(&["inbox", "seen", "--consumer", "billing", "--source", "orders", "--message-id", id])
-    };
+    let ask =
+        |id: &str| world.dipmo(&["inbox", "seen", "--consumer", "billing", "--source", "orders", "--message-id", id]);
     assert!(ask("m-1").ok().out.contains("seen_at"));
     ask("m-2").fails(5, "has not seen");
 }

@@ -1,72 +1,15 @@
 //! The daemon as a process: SQL handlers end to end, health, signals, and refusals at the start.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod world;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use world::{Ran, World, ran};
-
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A running daemon; killed when the test ends before it does.
-struct Daemon {
-    child: Option<Child>,
-    http: SocketAddr,
-}
-
-impl Daemon {
-    fn start(world: &World, more: &str, args: &[&str]) -> Self {
-        let http = free_address();
-        world.configure(&format!("[http]\nlisten = \"{http}\"\n{more}"));
-        Self::start_as_configured(world, http, args)
-    }
-
-    fn start_as_configured(world: &World, http: SocketAddr, args: &[&str]) -> Self {
-        let mut command = world.command();
-        command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self { child: Some(command.spawn().unwrap()), http }
-    }
-
-    fn get(&self, path: &str) -> Option<(u16, String)> {
-        let mut stream = TcpStream::connect(self.http).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
-    }
-
-    async fn ready(&self) {
-        until("the daemon is ready", async || matches!(self.get("/readyz"), Some((200, _)))).await;
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.as_ref().unwrap().id().to_string();
-        assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
-    }
-
-    fn ended(mut self) -> Ran {
-        ran(self.child.take().unwrap().wait_with_output().unwrap())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
+use world::World;
+use world::daemon::{Daemon, free_address, until};
 
 /// Takes requests in place of a collector, answers each with 200, and gives back their bytes.
 fn collector() -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
@@ -90,14 +33,6 @@ fn collector() -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
     (address, requests)
 }
 
-async fn until(what: &str, holds: impl AsyncFn() -> bool) {
-    let began = Instant::now();
-    while !holds().await {
-        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 /// A consumer of INTERNAL that is handled by the function `on_order` of the test's schema.
 fn consumer(world: &World) -> String {
     format!(
@@ -107,20 +42,31 @@ fn consumer(world: &World) -> String {
 }
 
 async fn function(world: &World, body: &str) {
-    world.run_sql(&format!("
+    world
+        .run_sql(&format!(
+            "
         create table effect (message_id text, key text, amount numeric);
         create function on_order(message jsonb) returns void language plpgsql set search_path = {} as
-        $$ begin {body} end $$", world.schema)).await;
+        $$ begin {body} end $$",
+            world.schema
+        ))
+        .await;
 }
 
 async fn place(world: &World, key: &str) {
-    world.run_sql(&format!("select outbox_append('INTERNAL', 'Order', '{key}', 'OrderPlaced', '{{\"amount\": 12.50}}')")).await;
+    world
+        .run_sql(&format!("select outbox_append('INTERNAL', 'Order', '{key}', 'OrderPlaced', '{{\"amount\": 12.50}}')"))
+        .await;
 }
 
 #[tokio::test]
 async fn a_sql_handler_has_its_effect_once_and_a_stop_drains() {
     let world = World::new().await;
-    function(&world, "insert into effect values (message->>'messageId', message->>'key', (message->'payload'->>'amount')::numeric);").await;
+    function(
+        &world,
+        "insert into effect values (message->>'messageId', message->>'key', (message->'payload'->>'amount')::numeric);",
+    )
+    .await;
     let daemon = Daemon::start(&world, &consumer(&world), &[]);
     daemon.ready().await;
     for n in 0..20 {
@@ -134,18 +80,25 @@ async fn a_sql_handler_has_its_effect_once_and_a_stop_drains() {
     .await;
     daemon.signal("-TERM");
     assert_eq!(daemon.ended().code, 0);
-    assert_eq!(world.text("select count(*), count(distinct message_id), sum(amount) from effect").await, "(20,20,250.00)");
+    assert_eq!(
+        world.text("select count(*), count(distinct message_id), sum(amount) from effect").await,
+        "(20,20,250.00)"
+    );
     assert_eq!(world.number("select count(*) from inbox_status where state = 'PROCESSED'").await, 20);
 }
 
 #[tokio::test]
 async fn the_code_that_a_function_raises_decides_what_becomes_of_the_message() {
     let world = World::new().await;
-    function(&world, "
+    function(
+        &world,
+        "
         if message->>'key' = 'later' then raise exception 'not yet' using errcode = 'DP001'; end if;
         if message->>'key' = 'never' then raise exception 'no such account' using errcode = 'DP002'; end if;
         if message->>'key' = 'old' then raise exception 'seen a newer one' using errcode = 'DP003'; end if;
-        insert into effect values (message->>'messageId', message->>'key', 1);").await;
+        insert into effect values (message->>'messageId', message->>'key', 1);",
+    )
+    .await;
     let daemon = Daemon::start(&world, &consumer(&world), &[]);
     daemon.ready().await;
     for key in ["later", "never", "old", "fine"] {
@@ -163,11 +116,15 @@ async fn the_code_that_a_function_raises_decides_what_becomes_of_the_message() {
 async fn an_operator_repairs_what_the_daemon_could_not_do() {
     let world = World::new().await;
     world.run_sql("create table closed (key text)").await;
-    function(&world, "
+    function(
+        &world,
+        "
         if exists (select 1 from closed c where c.key = message->>'key') then
             raise exception 'account closed' using errcode = 'DP002';
         end if;
-        insert into effect values (message->>'messageId', message->>'key', 1);").await;
+        insert into effect values (message->>'messageId', message->>'key', 1);",
+    )
+    .await;
     world.run_sql("insert into closed values ('a'), ('b')").await;
     let daemon = Daemon::start(&world, &consumer(&world), &[]);
     daemon.ready().await;
@@ -176,7 +133,8 @@ async fn an_operator_repairs_what_the_daemon_could_not_do() {
     }
     let open = "select state, count(*) from inbox_work group by state order by state";
     until("both keys are parked", async || world.text(open).await == "(DEAD,2)\n(PARKED,2)").await;
-    let head = |key: &str| world.dipmo(&["key", "show", "billing", key, "-o", "json"]).ok().json()["head_id"].to_string();
+    let head =
+        |key: &str| world.dipmo(&["key", "show", "billing", key, "-o", "json"]).ok().json()["head_id"].to_string();
     let (a, b) = (head("a"), head("b"));
     world.run_sql("delete from closed").await;
     world.dipmo(&["inbox", "retry", &a, "--reason", "account reopened"]).ok();
@@ -198,11 +156,16 @@ async fn a_second_signal_ends_a_drain_at_once() {
                 and query like '%' || current_schema || '%'";
     until("the handler runs", async || world.number(busy).await == 1).await;
     daemon.signal("-TERM");
-    until("it drains", async || daemon.get("/readyz").is_none_or(|(code, _)| code == 503)).await;
+    let draining = || daemon.get("/readyz").is_some_and(|(code, body)| code == 503 && body.contains("draining"));
+    until("it says that it drains", async || draining()).await;
     daemon.signal("-TERM");
     assert_eq!(daemon.ended().code, 130);
-    world.run_sql("select pg_terminate_backend(pid) from pg_stat_activity
-                   where query like '%' || current_schema || '%' and wait_event = 'PgSleep'").await;
+    world
+        .run_sql(
+            "select pg_terminate_backend(pid) from pg_stat_activity
+                   where query like '%' || current_schema || '%' and wait_event = 'PgSleep'",
+        )
+        .await;
 }
 
 #[tokio::test]
@@ -257,12 +220,17 @@ async fn spans_are_exported_and_the_trace_goes_on_in_what_the_function_is_given(
     world.run_sql("create table trace (traceparent text)").await;
     function(&world, "insert into trace values (message->>'traceparent');").await;
     let (address, requests) = collector();
-    let otlp = format!("{}[otlp]\nendpoint = \"http://{address}\"\nservice_name = \"billing-daemon\"\n", consumer(&world));
+    let otlp =
+        format!("{}[otlp]\nendpoint = \"http://{address}\"\nservice_name = \"billing-daemon\"\n", consumer(&world));
     let daemon = Daemon::start(&world, &otlp, &[]);
     daemon.ready().await;
     let trace = "0af7651916cd43dd8448eb211c80319c";
-    world.run_sql(&format!("select outbox_append('INTERNAL', 'Order', 'o', 'OrderPlaced', '{{}}',
-                            traceparent => '00-{trace}-b7ad6b7169203331-01')")).await;
+    world
+        .run_sql(&format!(
+            "select outbox_append('INTERNAL', 'Order', 'o', 'OrderPlaced', '{{}}',
+                            traceparent => '00-{trace}-b7ad6b7169203331-01')"
+        ))
+        .await;
     until("it is handled", async || world.number("select count(*) from trace").await == 1).await;
     daemon.signal("-TERM");
     assert_eq!(daemon.ended().code, 0);

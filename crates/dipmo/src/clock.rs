@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
     manual: Option<Arc<Mutex<OffsetDateTime>>>,
+    skew: Duration,
 }
 
 impl Clock {
@@ -19,7 +20,13 @@ impl Clock {
 
     /// A clock that stands still until [`Clock::advance`] is called.
     pub fn manual(start: OffsetDateTime) -> Self {
-        Self { manual: Some(Arc::new(Mutex::new(start))) }
+        Self { manual: Some(Arc::new(Mutex::new(start))), skew: Duration::ZERO }
+    }
+
+    /// The clock of the database, on a node whose own clock is ahead of it: for tests, which show that
+    /// nothing is decided by it.
+    pub fn skewed(ahead: Duration) -> Self {
+        Self { manual: None, skew: ahead }
     }
 
     /// What a statement gets for `coalesce($now, now())`: null unless the clock is manual.
@@ -27,9 +34,9 @@ impl Clock {
         self.manual.as_ref().map(|now| *now.lock().expect("no code panics while it holds the clock"))
     }
 
-    /// The current time for decisions that are made in memory, close to the database's.
+    /// This node's own idea of the time: good enough to measure with, never to decide by.
     pub fn now(&self) -> OffsetDateTime {
-        self.for_statement().unwrap_or_else(OffsetDateTime::now_utc)
+        self.for_statement().unwrap_or_else(|| OffsetDateTime::now_utc() + self.skew)
     }
 
     /// Moves a manual clock on; a database clock cannot be moved.

@@ -1,4 +1,5 @@
 //! `doctor` finds each fault that can be made in a schema, and says what to do.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod operator_world;
 
@@ -44,7 +45,9 @@ async fn a_schema_that_is_not_known_is_a_fault_and_not_an_error() {
 async fn partitions_that_end_today_and_sequences_of_yesterday_are_found() {
     let world = World::new().await;
     for day in 1..=3 {
-        let name = world.text(&format!("select 'journal_' || to_char((now() at time zone 'utc')::date + {day}, 'YYYYMMDD')")).await;
+        let name = world
+            .text(&format!("select 'journal_' || to_char((now() at time zone 'utc')::date + {day}, 'YYYYMMDD')"))
+            .await;
         world.run(&format!("drop table {}", name.trim_matches(['(', ')']))).await;
     }
     world.run("select setval('outbox_seq', day_base((now() at time zone 'utc')::date - 1) + 5)").await;
@@ -57,13 +60,19 @@ async fn partitions_that_end_today_and_sequences_of_yesterday_are_found() {
 #[tokio::test]
 async fn work_in_a_bucket_that_nobody_holds_is_found() {
     let world = World::new().await;
-    world.run("insert into lease (scope, bucket, owner, until) select 'worker:billing', b, 'n1', now() - interval '1 s'
-               from generate_series(0, 15) b").await;
-    assert!(!diagnose(&world).await.degraded, "an expired lease without work is no fault");
+    assert!(!diagnose(&world).await.degraded, "a consumer without work needs no worker");
     world.message("k", "RECEIVED").await;
-    assert_eq!(faults(&diagnose(&world).await), ["leases"]);
-    world.run("update lease set until = now() + interval '1 minute'").await;
+    assert_eq!(faults(&diagnose(&world).await), ["leases"], "no worker has ever run");
+    let lease = "insert into lease (scope, bucket, owner, until)
+                 select 'worker:billing', b, 'n1', now() + interval '1 minute' from generate_series(0, 15) b";
+    world.run(lease).await;
     assert!(!diagnose(&world).await.degraded);
+    world.run("update lease set until = now() - interval '1 s'").await;
+    let diagnosis = diagnose(&world).await;
+    assert_eq!(
+        check(&diagnosis, "leases").finding,
+        "work waits in buckets that nobody holds: 1 buckets of worker:billing"
+    );
 }
 
 #[tokio::test]
@@ -82,9 +91,11 @@ async fn a_silent_relay_and_old_pending_messages_are_found() {
 async fn a_session_that_holds_the_outbox_is_named() {
     let world = World::new().await;
     let held = world.other_session().await;
-    held.batch_execute("set application_name = 'forgetful'; begin; select outbox_append('INTERNAL', 'a', 'k', 'E', '{}')")
-        .await
-        .unwrap();
+    held.batch_execute(
+        "set application_name = 'forgetful'; begin; select outbox_append('INTERNAL', 'a', 'k', 'E', '{}')",
+    )
+    .await
+    .unwrap();
     let options = DoctorOptions { transaction_age_max: Duration::ZERO, ..DoctorOptions::default() };
     let diagnosis = diagnose_with(&world, options).await;
     assert_eq!(faults(&diagnosis), ["sessions"]);

@@ -1,4 +1,5 @@
 //! Operators and the inbox: lists, retries, discards, keys, decoding again; each change audited.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod operator_world;
 
@@ -78,7 +79,10 @@ async fn a_retried_head_is_due_at_once_with_fresh_attempts_and_its_key_stays_par
     assert_eq!(world.text("select state, head_id from parked_key").await, format!("(WAITING,{})", ids[0]));
     let trail = audit::list(&world.db, &audit::AuditFilter::default(), &Page::default()).await.unwrap();
     let row = &trail.items[0];
-    assert_eq!((row.actor.as_str(), row.action.as_str(), row.reason.as_str()), ("ann", "inbox.retry", "checked with the shop"));
+    assert_eq!(
+        (row.actor.as_str(), row.action.as_str(), row.reason.as_str()),
+        ("ann", "inbox.retry", "checked with the shop")
+    );
     assert_eq!(row.detail["from"], "DEAD");
 }
 

@@ -1,4 +1,5 @@
 //! Operators and the outbox, processes, status: what is shown and what a change does.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod operator_world;
 
@@ -86,8 +87,12 @@ async fn the_status_counts_what_is_open_by_state_and_how_long_it_waits() {
     world.message("s", "SERDE_ERROR").await;
     world.outbox("KAFKA:orders", "k", Some("DEAD")).await;
     world.run("insert into node (name, role, seen_at) values ('n1', 'relay', now() - interval '20 seconds')").await;
-    world.run("insert into process (id, type, business_key, state, status, version, data)
-               select gen_random_uuid(), 'kyc', n::text, 'REVIEW', 'RUNNING', 1, '{}' from generate_series(1, 3) n").await;
+    world
+        .run(
+            "insert into process (id, type, business_key, state, status, version, data)
+               select gen_random_uuid(), 'kyc', n::text, 'REVIEW', 'RUNNING', 1, '{}' from generate_series(1, 3) n",
+        )
+        .await;
     let status = status(&world.db).await.unwrap();
     let c = &status.consumers[0];
     assert_eq!([c.received.n, c.retry.n, c.parked.n, c.dead.n, c.serde_error.n, c.parked_keys.n], [1, 0, 2, 1, 1, 1]);
@@ -96,14 +101,21 @@ async fn the_status_counts_what_is_open_by_state_and_how_long_it_waits() {
     assert_eq!(status.lanes.iter().find(|lane| lane.lane == "KAFKA").map(|lane| lane.pending.n), Some(1));
     assert!(status.nodes[0].heartbeat_age_seconds >= 20.0);
     let p = &status.processes[0];
-    assert_eq!((p.process_type.as_str(), p.status.as_str(), p.state.as_str(), p.count.n), ("kyc", "RUNNING", "REVIEW", 3));
+    assert_eq!(
+        (p.process_type.as_str(), p.status.as_str(), p.state.as_str(), p.count.n),
+        ("kyc", "RUNNING", "REVIEW", 3)
+    );
 }
 
 #[tokio::test]
 async fn counts_stop_at_ten_thousand() {
     let world = World::new().await;
-    world.run("insert into inbox_work (id, consumer_id, bucket, key, state)
-               select n, 1, 0, 'k', 'RECEIVED' from generate_series(1, 10500) n").await;
+    world
+        .run(
+            "insert into inbox_work (id, consumer_id, bucket, key, state)
+               select n, 1, 0, 'k', 'RECEIVED' from generate_series(1, 10500) n",
+        )
+        .await;
     let status = status(&world.db).await.unwrap();
     assert_eq!((status.consumers[0].received.n, status.consumers[0].received.capped), (10_000, true));
 }
@@ -111,13 +123,17 @@ async fn counts_stop_at_ten_thousand() {
 #[tokio::test]
 async fn a_process_is_shown_with_its_timers_and_its_journal_in_order() {
     let world = World::new().await;
-    world.run("insert into process (id, type, business_key, state, status, version, data)
+    world
+        .run(
+            "insert into process (id, type, business_key, state, status, version, data)
                values ('00000000-0000-0000-0000-000000000007', 'kyc', 'c-1', 'REVIEW', 'RUNNING', 2, '{\"hit\": 1}');
                insert into timer (process_id, name, consumer_id, bucket, due_at)
                values ('00000000-0000-0000-0000-000000000007', 'deadline', 1, 0, now());
                insert into journal (process_id, version, kind, from_state, to_state, status)
                values ('00000000-0000-0000-0000-000000000007', 1, 'MESSAGE', null, 'NEW', 'RUNNING'),
-                      ('00000000-0000-0000-0000-000000000007', 2, 'MESSAGE', 'NEW', 'REVIEW', 'RUNNING')").await;
+                      ('00000000-0000-0000-0000-000000000007', 2, 'MESSAGE', 'NEW', 'REVIEW', 'RUNNING')",
+        )
+        .await;
     let of_type = ProcessFilter { process_type: Some("kyc".into()), ..ProcessFilter::default() };
     let listed = processes::list(&world.db, &of_type, &Page::default()).await.unwrap().items;
     let detail = processes::show(&world.db, listed[0].id).await.unwrap();

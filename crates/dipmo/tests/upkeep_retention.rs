@@ -1,4 +1,5 @@
 //! Upkeep: partitions are made ahead and dropped past their age, but never with anything unresolved.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod operator_world;
 
@@ -70,10 +71,14 @@ async fn old_partitions_with_nothing_unresolved_are_dropped() {
 async fn an_open_message_keeps_its_partition_however_old() {
     let world = aged_world().await;
     let id = old_id(&world, 1).await;
-    world.run(&format!("
+    world
+        .run(&format!(
+            "
         insert into inbox (id, consumer_id, source, message_id, topic, key, received_at)
         values ({id}, 1, 's', 'm', 't', 'k', now() - interval '{OLD} days');
-        insert into inbox_work (id, consumer_id, bucket, key, state, error_code) values ({id}, 1, 0, 'k', 'DEAD', 'X')")).await;
+        insert into inbox_work (id, consumer_id, bucket, key, state, error_code) values ({id}, 1, 0, 'k', 'DEAD', 'X')"
+        ))
+        .await;
     let report = upkeep(&world).chores().await.unwrap();
     assert_eq!(kept(&report), [("inbox", "1 open messages"), ("inbox_done", "1 open messages")]);
     assert_eq!(tables(&report.partitions_dropped), ["journal", "outbox"]);
@@ -85,7 +90,10 @@ async fn an_open_message_keeps_its_partition_however_old() {
 async fn a_message_not_sent_keeps_its_partition() {
     for (unresolved, why) in [
         ("update relay_shard set cursor = {id} - 1 where shard = 3", "1 messages not sent yet"),
-        ("update relay_shard set gaps = int8multirange(int8range({id}, {id} + 1)) where shard = 3", "1 shards with open gaps"),
+        (
+            "update relay_shard set gaps = int8multirange(int8range({id}, {id} + 1)) where shard = 3",
+            "1 shards with open gaps",
+        ),
         (
             "insert into outbox_exception (id, shard, destination, key, state) values ({id}, 3, 'INTERNAL', 'k', 'DEAD')",
             "1 messages that could not be sent",
@@ -93,9 +101,13 @@ async fn a_message_not_sent_keeps_its_partition() {
     ] {
         let world = aged_world().await;
         let id = old_id(&world, 9).await;
-        world.run(&format!("
+        world
+            .run(&format!(
+                "
             insert into outbox (id, shard, destination, key, aggregate_type, aggregate_id, event_type, created_at)
-            values ({id}, 3, 'INTERNAL', 'k', 'a', 'k', 'E', now() - interval '{OLD} days')")).await;
+            values ({id}, 3, 'INTERNAL', 'k', 'a', 'k', 'E', now() - interval '{OLD} days')"
+            ))
+            .await;
         world.run(&unresolved.replace("{id}", &id.to_string())).await;
         assert_eq!(kept(&upkeep(&world).chores().await.unwrap()), [("outbox", why)]);
         assert_eq!(world.number("select count(*) from outbox").await, 1);
@@ -134,9 +146,13 @@ async fn the_journal_is_kept_for_ever_unless_a_retention_is_given() {
 async fn a_partition_that_was_cut_late_is_as_old_as_its_newest_row() {
     let world = aged_world().await;
     let id = old_id(&world, 1).await;
-    world.run(&format!("
+    world
+        .run(&format!(
+            "
         insert into inbox (id, consumer_id, source, message_id, topic, key, received_at, outcome)
-        values ({id}, 1, 's', 'm', 't', 'k', now() - interval '2 days', 'PROCESSED')")).await;
+        values ({id}, 1, 's', 'm', 't', 'k', now() - interval '2 days', 'PROCESSED')"
+        ))
+        .await;
     let report = upkeep(&world).chores().await.unwrap();
     assert_eq!(kept(&report), [("inbox", "rows younger than the retention")]);
 }
@@ -171,15 +187,25 @@ async fn an_inserter_left_open_delays_the_drop_and_blocks_nobody() {
 async fn a_partition_left_detached_by_a_crash_is_dropped_or_given_back() {
     let world = aged_world().await;
     let id = old_id(&world, 1).await;
-    let names = world.text("select relname from pg_class where relnamespace = current_schema::regnamespace
-                            and relkind = 'r' and relname ~ '^(inbox|journal)_[0-9]{8}$' order by relname").await;
+    let names = world
+        .text(
+            "select relname from pg_class where relnamespace = current_schema::regnamespace
+                            and relkind = 'r' and relname ~ '^(inbox|journal)_[0-9]{8}$' order by relname",
+        )
+        .await;
     let old: Vec<&str> = names.lines().map(|l| l.trim_matches(['(', ')'])).collect();
     let (inbox, journal) = (old[0], old.iter().find(|n| n.starts_with("journal")).unwrap());
-    world.run(&format!("alter table inbox detach partition {inbox}; alter table journal detach partition {journal}")).await;
-    world.run(&format!("
+    world
+        .run(&format!("alter table inbox detach partition {inbox}; alter table journal detach partition {journal}"))
+        .await;
+    world
+        .run(&format!(
+            "
         insert into {inbox} (id, consumer_id, source, message_id, topic, key, received_at)
         values ({id}, 1, 's', 'm', 't', 'k', now() - interval '{OLD} days');
-        insert into inbox_work (id, consumer_id, bucket, key, state, error_code) values ({id}, 1, 0, 'k', 'DEAD', 'X')")).await;
+        insert into inbox_work (id, consumer_id, bucket, key, state, error_code) values ({id}, 1, 0, 'k', 'DEAD', 'X')"
+        ))
+        .await;
     let report = upkeep(&world).chores().await.unwrap();
     assert!(tables(&report.partitions_dropped).contains(&"journal"), "{report:?}");
     assert_eq!(world.number("select count(*) from inbox").await, 1, "the open message is visible again");
@@ -188,7 +214,9 @@ async fn a_partition_left_detached_by_a_crash_is_dropped_or_given_back() {
 #[tokio::test]
 async fn old_memory_is_forgotten_and_young_memory_is_kept() {
     let world = World::new().await;
-    world.run("
+    world
+        .run(
+            "
         insert into inbox_dedupe (key, seen_at)
         select gen_random_uuid(), now() - n * interval '1 day' from generate_series(1, 40) n;
         insert into outbox_version (key, seen_at)
@@ -196,7 +224,9 @@ async fn old_memory_is_forgotten_and_young_memory_is_kept() {
         insert into relay_batch (shard, from_id, to_id, sent, at)
         select 0, n, n, 1, now() - n * interval '1 day' from generate_series(1, 40) n;
         insert into node (name, role, seen_at) values ('gone', 'relay', now() - interval '2 days');
-        insert into node (name, role) values ('here', 'relay')").await;
+        insert into node (name, role) values ('here', 'relay')",
+        )
+        .await;
     upkeep(&world).chores().await.unwrap();
     assert_eq!(world.number("select count(*) from inbox_dedupe").await, 34, "35 days");
     assert_eq!(world.number("select count(*) from outbox_version").await, 34);

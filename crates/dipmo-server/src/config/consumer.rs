@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dipmo::backoff::RetryPolicy;
-use dipmo::consumer::{
-    Consumer, DeadPolicy, Envelope, Field, Format, Grouping, Handler, Mode, Source, VersionPolicy,
-};
+use dipmo::consumer::{Consumer, DeadPolicy, Envelope, Field, Format, Grouping, Handler, Mode, Source, VersionPolicy};
 use dipmo::handler::EnlistedHandler;
 use serde::Deserialize;
 
@@ -209,11 +207,11 @@ impl ConsumerConfig {
 
     /// Where the fields of the envelope are found; what is not named keeps its default header.
     pub(crate) fn envelope(&self) -> Envelope {
-        let mut envelope = Envelope::default();
-        envelope.format = match self.format {
+        let format = match self.format {
             FormatName::Json => Format::Json,
             FormatName::Bytes => Format::Bytes,
         };
+        let mut envelope = Envelope { format, ..Envelope::default() };
         envelope.headers.extend(self.headers.iter().map(|(field, header)| (field.field(), header.clone())));
         envelope.pointers.extend(self.pointers.iter().map(|(field, pointer)| (field.field(), pointer.clone())));
         envelope

@@ -10,14 +10,8 @@ use super::value::{from_env, from_file};
 use super::{Problem, Secret, Span};
 
 /// Settings that the daemon's promises rest on.
-const RESERVED: [&str; 6] = [
-    "bootstrap.servers",
-    "group.id",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "enable.idempotence",
-    "acks",
-];
+const RESERVED: [&str; 6] =
+    ["bootstrap.servers", "group.id", "enable.auto.commit", "enable.auto.offset.store", "enable.idempotence", "acks"];
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]

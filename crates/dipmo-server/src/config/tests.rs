@@ -65,11 +65,17 @@ fn a_consumer_that_cannot_work_is_refused_where_it_stands() {
     let cases = [
         (with("batch_max = 0"), "dipmo.toml:3: consumer[0]: consumer \"billing\": batch_max"),
         (with("dlq_topic = \"\""), "dipmo.toml:3: consumer[0]: consumer \"billing\": dlq_topic"),
-        (with("pointers = { message_id = \"id\" }"), "dipmo.toml:7: consumer[0].pointers: \"id\" is not a JSON pointer"),
+        (
+            with("pointers = { message_id = \"id\" }"),
+            "dipmo.toml:7: consumer[0].pointers: \"id\" is not a JSON pointer",
+        ),
         (with("headers = { message = \"x\" }"), "dipmo.toml:7: consumer[0].headers"),
         (CONSUMER.replace("app.on_order", "app.on_order()"), "dipmo.toml:6: consumer[0].handler.sql: "),
         (CONSUMER.replace("topics = [\"orders\"]", ""), "dipmo.toml:3: consumer[0].topics: the consumer has no source"),
-        (CONSUMER.replace("[kafka]\nbrokers = \"b:9092\"\n", ""), "dipmo.toml:3: consumer[0].topics: topics need a [kafka]"),
+        (
+            CONSUMER.replace("[kafka]\nbrokers = \"b:9092\"\n", ""),
+            "dipmo.toml:3: consumer[0].topics: topics need a [kafka]",
+        ),
     ];
     for (file, expected) in &cases {
         let text = wrong(file);
@@ -111,7 +117,10 @@ fn secrets_are_in_no_message_and_in_no_debug_output() {
 fn secrets_come_from_a_variable_or_a_file_and_what_is_missing_is_named() {
     let file = std::env::temp_dir().join(format!("dipmo-secret-{}", std::process::id()));
     std::fs::write(&file, "s3cret\n").unwrap();
-    let text = format!("[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\"sasl.password_file\" = {:?}\n", file.display().to_string());
+    let text = format!(
+        "[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\"sasl.password_file\" = {:?}\n",
+        file.display().to_string()
+    );
     let options = parse(&text).unwrap().kafka.unwrap().options().unwrap();
     assert_eq!(options.settings["sasl.password"], "s3cret");
     std::fs::remove_file(&file).unwrap();

@@ -1,5 +1,8 @@
 //! A schema of its own with rows put there by SQL, a configuration file, and the built binary.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "each test binary uses its part")]
+
+pub(crate) mod daemon;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -45,9 +48,12 @@ impl World {
     /// A migrated schema with the consumer `billing`.
     pub(crate) async fn new() -> Self {
         let world = Self::bare().await;
-        let options = DbOptions { schema: world.schema.clone(), connections_max: 2, ..DbOptions::new(world.url.clone()) };
+        let options =
+            DbOptions { schema: world.schema.clone(), connections_max: 2, ..DbOptions::new(world.url.clone()) };
         schema::migrate(&Db::open(options).unwrap()).await.unwrap();
-        world.run_sql(&format!("set search_path = {}; insert into consumer (name) values ('billing')", world.schema)).await;
+        world
+            .run_sql(&format!("set search_path = {}; insert into consumer (name) values ('billing')", world.schema))
+            .await;
         world
     }
 

@@ -67,7 +67,9 @@ pub async fn doctor(db: &Db, options: &DoctorOptions) -> Result<Diagnosis> {
     let known = match schema::check(db).await {
         Ok(()) => Check::ok("schema", format!("schema {} is the one this version knows", db.schema())),
         Err(error) if error.is_unavailable() => return Err(error),
-        Err(error) => Check::degraded("schema", error.to_string(), "run `dipmo schema plan`, then `dipmo schema migrate`"),
+        Err(error) => {
+            Check::degraded("schema", error.to_string(), "run `dipmo schema plan`, then `dipmo schema migrate`")
+        }
     };
     let usable = known.verdict == Verdict::Ok;
     checks.push(known);
@@ -164,14 +166,18 @@ async fn tables(db: &Db, tx: &Transaction<'_>) -> Result<Vec<Check>> {
     checks.push(if astray.is_empty() {
         Check::ok("sequences", "in today's range")
     } else {
-        let advice = "run the upkeep role: it moves the sequences once a day; until then partitions hold more than a day";
+        let advice =
+            "run the upkeep role: it moves the sequences once a day; until then partitions hold more than a day";
         Check::degraded("sequences", astray.join(", "), advice)
     });
     checks.push(none_of("unlogged", facts::not_durable(db, tx).await?, "every table is logged", |names| {
         (format!("not logged: {names}"), "alter table ... set logged: a crash empties these tables")
     }));
     checks.push(none_of("triggers", facts::triggers_off(db, tx).await?, "all triggers are enabled", |names| {
-        (format!("disabled: {names}"), "alter table ... enable trigger: the journal and the audit must stay append-only")
+        (
+            format!("disabled: {names}"),
+            "alter table ... enable trigger: the journal and the audit must stay append-only",
+        )
     }));
     Ok(checks)
 }
@@ -196,7 +202,10 @@ async fn flow(db: &Db, tx: &Transaction<'_>, options: &DoctorOptions) -> Result<
     let nodes = operator_status::nodes(db, tx).await?;
     Ok(vec![
         none_of("leases", orphans, "every bucket with work has an owner", |what| {
-            (format!("work waits in buckets that nobody holds: {what}"), "start a worker for the consumer (`dipmo run`)")
+            (
+                format!("work waits in buckets that nobody holds: {what}"),
+                "start a worker for the consumer (`dipmo run`)",
+            )
         }),
         relay(&nodes, &lanes, options.relay_silent_max),
         pending(&lanes, options.pending_age_max),
@@ -210,7 +219,9 @@ fn relay(nodes: &[NodeStatus], lanes: &[LaneStatus], silent_max: Duration) -> Ch
     let advice = "start a relay (`dipmo run --role relay`)";
     match youngest {
         Some(age) if age <= silent_max.as_secs_f64() => Check::ok("relay", format!("last heartbeat {age:.0} s ago")),
-        Some(age) if waiting => Check::degraded("relay", format!("silent for {age:.0} s with messages to send"), advice),
+        Some(age) if waiting => {
+            Check::degraded("relay", format!("silent for {age:.0} s with messages to send"), advice)
+        }
         None if waiting => Check::degraded("relay", "messages to send and no relay has ever run", advice),
         Some(age) => Check::note("relay", format!("silent for {age:.0} s, nothing to send"), advice),
         None => Check::note("relay", "no relay has run, nothing to send", advice),
@@ -253,7 +264,10 @@ async fn sessions(db: &Db, tx: &Transaction<'_>, options: &DoctorOptions) -> Res
     let prepared = facts::prepared(db, tx, options.prepared_age_max.as_secs_f64()).await?;
     Ok(vec![
         none_of("sessions", named(holders), "no transaction holds the outbox for long", |who| {
-            (who, "end the transaction in its application, or with pg_terminate_backend(pid): what it wrote cannot be sent")
+            (
+                who,
+                "end the transaction in its application, or with pg_terminate_backend(pid): what it wrote cannot be sent",
+            )
         }),
         none_of("prepared", named(prepared), "no prepared transaction is forgotten", |who| {
             (who, "COMMIT PREPARED or ROLLBACK PREPARED: it holds its locks, and vacuum, for ever")
@@ -284,7 +298,8 @@ mod tests {
             ("max_slot_wal_keep_size", "-1"),
             ("in_recovery", "false"),
         ];
-        let value = |name: &str, value: &str| changed.iter().find(|(n, _)| *n == name).map_or(value, |(_, v)| v).to_owned();
+        let value =
+            |name: &str, value: &str| changed.iter().find(|(n, _)| *n == name).map_or(value, |(_, v)| v).to_owned();
         base.iter().map(|(name, v)| Setting { name: (*name).to_owned(), value: value(name, v) }).collect()
     }
 

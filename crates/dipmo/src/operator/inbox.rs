@@ -159,9 +159,9 @@ fn check_state(state: Option<&str>) -> Result<()> {
         Some((name, Some(_))) => Err(Error::invalid(format!(
             "{name} messages are closed and not listed: show one by its id, or ask `seen` by its message id"
         ))),
-        Some((name, None)) => Err(Error::invalid(format!(
-            "unknown state {name:?}: use RECEIVED, RETRY, PARKED, DEAD or SERDE_ERROR"
-        ))),
+        Some((name, None)) => {
+            Err(Error::invalid(format!("unknown state {name:?}: use RECEIVED, RETRY, PARKED, DEAD or SERDE_ERROR")))
+        }
     }
 }
 

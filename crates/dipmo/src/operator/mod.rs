@@ -84,7 +84,9 @@ impl Change {
                 return Err(Error::invalid(format!("a change needs its {what}")));
             }
             if text.chars().count() > TEXT_CHARS_MAX || text.contains('\0') {
-                return Err(Error::invalid(format!("the {what} must have at most {TEXT_CHARS_MAX} characters and no NUL")));
+                return Err(Error::invalid(format!(
+                    "the {what} must have at most {TEXT_CHARS_MAX} characters and no NUL"
+                )));
             }
         }
         Ok(Self { actor, reason })

@@ -91,7 +91,9 @@ async fn allow(db: &Db, tx: &Transaction<'_>, id: i64, verb: &str) -> Result<Loc
             Some(head) => format!("it waits behind {head}: {verb} that one"),
             None => "nothing is before it any more: a relay will send it shortly".to_owned(),
         },
-        ("DISCARDED", "retry") => "it was given up, and later messages of its key may be out: send a new one".to_owned(),
+        ("DISCARDED", "retry") => {
+            "it was given up, and later messages of its key may be out: send a new one".to_owned()
+        }
         _ => format!("nothing is left to {verb}"),
     };
     Err(conflict(format!("{} is {}: {why}", target(id), exception.state)))

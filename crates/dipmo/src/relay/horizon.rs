@@ -76,7 +76,6 @@ pub(crate) struct View {
     pub(crate) base: i64,
     pub(crate) safe: i64,
     pub(crate) gaps: Arc<Vec<Gap>>,
-    pub(crate) snapshot: Arc<Snapshot>,
     /// All who held a lock on the outbox, when the locks were read.
     pub(crate) lockers: Option<Arc<Vec<u64>>>,
 }
@@ -99,7 +98,7 @@ pub(crate) struct Horizon {
     xmin: (u64, Option<Instant>),
     stallers: BTreeMap<u64, Staller>,
     gaps: Arc<Vec<Gap>>,
-    snapshot: Arc<Snapshot>,
+    snapshot: Snapshot,
     lockers: Option<Arc<Vec<u64>>>,
     /// Marks with a transaction id at or below are decided, but for what the stallers own.
     bound: u64,
@@ -119,7 +118,7 @@ impl Horizon {
             xmin: (0, None),
             stallers: BTreeMap::new(),
             gaps: Arc::default(),
-            snapshot: Arc::new(Snapshot { xmin: 0, xmax: 0, running: Vec::new() }),
+            snapshot: Snapshot { xmin: 0, xmax: 0, running: Vec::new() },
             lockers: None,
             bound: 0,
             level: 1,
@@ -160,7 +159,7 @@ impl Horizon {
         // Known stallers hold nobody up, whether or not they are the oldest.
         let mut others = snapshot.running.iter().filter(|xid| !self.stallers.contains_key(xid));
         self.bound = others.next().copied().unwrap_or(snapshot.xmax);
-        self.snapshot = Arc::new(snapshot);
+        self.snapshot = snapshot;
     }
 
     /// Level 2 is due: something is held up, and not by transactions that come and go.
@@ -232,7 +231,6 @@ impl Horizon {
             base: self.base,
             safe: self.safe,
             gaps: Arc::clone(&self.gaps),
-            snapshot: Arc::clone(&self.snapshot),
             lockers: self.lockers.clone(),
         }
     }

@@ -6,26 +6,17 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::horizon::View;
-use super::lane::{LATE_MAX, Lane, LaneStep};
+use super::lane::{Found, Lane, LaneStep, ReadRow};
 use crate::error::Result;
-use crate::store::postgres::relay_rows::IdRow;
+use crate::store::postgres::relay::Link;
+use crate::store::postgres::relay_rows::{Cursors, IdRow, LateRanges};
 
 impl Lane {
     pub(super) async fn hand_over(&mut self, view: &View) -> Result<LaneStep> {
-        let late = self.late_ranges(view);
-        let late_rows = if late.0.is_empty() { Vec::new() } else { self.link.read_late_ids(&late, LATE_MAX).await? };
-        let late_complete = i64::try_from(late_rows.len()).is_ok_and(|count| count < LATE_MAX);
-        let cursors = self.cursors(view, &late, late_complete);
-        let limit = self.options.batch_rows;
-        let fresh = if cursors.0.is_empty() {
-            Vec::new()
-        } else {
-            self.link.read_fresh_ids(&cursors, view.safe, i64::try_from(limit).unwrap_or(i64::MAX)).await?
-        };
-        let found = self.found(view, (late_rows, late_complete), (&cursors, fresh, limit), place);
+        let found: Found<IdRow> = self.read(view, self.options.batch_rows, false).await?;
         let sent = found.late.len() + found.fresh.len();
         let step = LaneStep { sent, more: found.more, ..LaneStep::default() };
-        let logs = self.advance(view, &found, place);
+        let logs = self.advance(view, &found.places());
         if sent == 0 {
             return Ok(step);
         }
@@ -44,8 +35,18 @@ impl Lane {
     }
 }
 
-fn place(row: &IdRow) -> (i16, i64) {
-    (row.shard, row.id)
+impl ReadRow for IdRow {
+    async fn late(link: &Link, ranges: &LateRanges, limit: i64) -> Result<Vec<Self>> {
+        link.read_late_ids(ranges, limit).await
+    }
+
+    async fn fresh(link: &Link, cursors: &Cursors, upto: i64, limit: i64) -> Result<Vec<Self>> {
+        link.read_fresh_ids(cursors, upto, limit).await
+    }
+
+    fn place(&self) -> (i16, i64) {
+        (self.shard, self.id)
+    }
 }
 
 /// Everyone who waits now, and the next one who would.

@@ -1,8 +1,10 @@
 //! One transport's share of the relay: its shards, its connection, and what every lane does alike.
 //!
 //! A lane works on one view of the horizon at a time and in this order: gaps in which something may have
-//! appeared, then new rows, then the send, then one transaction under the epochs of its shards. An error
-//! makes the caller forget the lane as a whole; a lost lease drops the shard alone.
+//! appeared, then new rows, then the send, then one transaction under the epochs of its shards. While there
+//! are gaps, all reads of a step share one snapshot: a transaction that ends between two reads would show
+//! its later rows and not its earlier ones. An error makes the caller forget the lane as a whole; a lost
+//! lease drops the shard alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use super::horizon::View;
+use super::horizon::{Snapshot, View};
 use super::leases::Leases;
 use super::publish::Sender;
 use super::shard::Shard;
@@ -22,7 +24,7 @@ use crate::store::postgres::relay_rows::{BatchLog, Cursors, ExceptionRow, LateRa
 /// Cursors that moved over nothing are stored at this pace; retention looks at them, nobody else.
 const IDLE_FLUSH: Duration = Duration::from_secs(1);
 /// Late rows are read at most this many at a time.
-pub(super) const LATE_MAX: i64 = 10_000;
+const LATE_MAX: i64 = 10_000;
 
 pub(crate) struct Lane {
     pub(super) name: &'static str,
@@ -49,24 +51,39 @@ pub(crate) struct LaneStep {
     pub(crate) behind: i64,
 }
 
-/// Reads what appeared below the cursors, then what is new; both in id order within a shard.
+/// What appeared below the cursors, and what is new; both by shard and in id order.
 pub(super) struct Found<R> {
     pub(super) late: Vec<R>,
     pub(super) fresh: Vec<R>,
     /// All late ranges were looked at to their end.
     late_complete: bool,
+    /// What the rows were read in; `None` where there were no gaps.
+    snapshot: Option<Snapshot>,
     /// Shards whose new rows were read, and where their cursors come to stand.
     ends: BTreeMap<i16, i64>,
     pub(super) more: bool,
 }
 
-impl<R> Found<R> {
+/// A kind of row that a lane reads: with its content or without.
+pub(super) trait ReadRow: Sized {
+    async fn late(link: &Link, ranges: &LateRanges, limit: i64) -> Result<Vec<Self>>;
+    async fn fresh(link: &Link, cursors: &Cursors, upto: i64, limit: i64) -> Result<Vec<Self>>;
+    /// Shard and id.
+    fn place(&self) -> (i16, i64);
+}
+
+fn in_order<R: ReadRow>(rows: &[R]) -> bool {
+    rows.is_sorted_by(|a, b| a.place() < b.place())
+}
+
+impl<R: ReadRow> Found<R> {
     /// The same with only the places of the rows, for when the rows themselves move on.
-    pub(super) fn places(&self, place: impl Fn(&R) -> (i16, i64)) -> Found<(i16, i64)> {
+    pub(super) fn places(&self) -> Found<(i16, i64)> {
         Found {
-            late: self.late.iter().map(&place).collect(),
-            fresh: self.fresh.iter().map(&place).collect(),
+            late: self.late.iter().map(R::place).collect(),
+            fresh: self.fresh.iter().map(R::place).collect(),
             late_complete: self.late_complete,
+            snapshot: self.snapshot.clone(),
             ends: self.ends.clone(),
             more: self.more,
         }
@@ -129,11 +146,19 @@ impl Lane {
         self.shards.iter().all(|(shard, state)| self.leases.holds(*shard, state.epoch(), self.options.lease))
     }
 
+    /// Opens one snapshot for all reads of the step, where there are gaps. It is younger than the view's:
+    /// whoever had ended by the view has ended by it.
+    async fn open_snapshot(&self, view: &View) -> Result<Option<Snapshot>> {
+        let gaps = !view.gaps.is_empty() || self.shards.values().any(Shard::has_gaps);
+        if gaps { self.link.begin_snapshot().await.map(Some) } else { Ok(None) }
+    }
+
     /// Where something may have appeared, by shard and id.
-    pub(super) fn late_ranges(&self, view: &View) -> LateRanges {
+    fn late_ranges(&self, view: &View, snapshot: Option<&Snapshot>) -> LateRanges {
         let mut ranges = LateRanges::default();
+        let Some(snapshot) = snapshot else { return ranges };
         for (shard, state) in self.shards.iter().filter(|(_, state)| state.is_ready(view)) {
-            for (low, high) in state.late(view).iter() {
+            for (low, high) in state.late(snapshot).iter() {
                 ranges.0.push(*shard);
                 ranges.1.push(low);
                 ranges.2.push(high);
@@ -144,24 +169,28 @@ impl Lane {
 
     /// The shards whose new rows may be read now. Where late rows were not read to their end, new ones
     /// have to wait: they may come after them in the order of a key.
-    pub(super) fn cursors(&self, view: &View, late: &LateRanges, late_complete: bool) -> Cursors {
+    fn cursors(&self, view: &View, late: &LateRanges, late_complete: bool) -> Cursors {
         let waits = |shard: &i16| !late_complete && late.0.contains(shard);
         let ready = self.shards.iter().filter(|(shard, state)| state.is_ready(view) && !waits(shard));
         ready.filter(|(_, state)| state.cursor() < view.safe).map(|(shard, state)| (*shard, state.cursor())).unzip()
     }
 
-    pub(super) fn found<R>(
-        &self,
-        view: &View,
-        (late, late_complete): (Vec<R>, bool),
-        (cursors, fresh, limit): (&Cursors, Vec<R>, usize),
-        place: impl Fn(&R) -> (i16, i64),
-    ) -> Found<R> {
-        assert!(fresh.is_sorted_by(|a, b| place(a).0 != place(b).0 || place(a).1 < place(b).1), "rows come in id order");
-        assert!(late.is_sorted_by(|a, b| place(a).0 != place(b).0 || place(a).1 < place(b).1), "rows come in id order");
+    /// Reads what may have appeared below the cursors, then what is new, at most `limit` rows of a shard.
+    /// `hold` keeps new rows back.
+    pub(super) async fn read<R: ReadRow>(&self, view: &View, limit: usize, hold: bool) -> Result<Found<R>> {
+        let snapshot = self.open_snapshot(view).await?;
+        let late = self.late_ranges(view, snapshot.as_ref());
+        let late_rows = if late.0.is_empty() { Vec::new() } else { R::late(&self.link, &late, LATE_MAX).await? };
+        let late_complete = i64::try_from(late_rows.len()).is_ok_and(|count| count < LATE_MAX);
+        let cursors = if hold { Cursors::default() } else { self.cursors(view, &late, late_complete) };
+        let rows_max = i64::try_from(limit).unwrap_or(i64::MAX);
+        let fresh = if cursors.0.is_empty() { Vec::new() } else { R::fresh(&self.link, &cursors, view.safe, rows_max).await? };
+        if snapshot.is_some() {
+            self.link.commit().await?;
+        }
+        assert!(in_order(&late_rows) && in_order(&fresh), "rows come by shard and in id order");
         let mut read: BTreeMap<i16, (usize, i64)> = BTreeMap::new();
-        for row in &fresh {
-            let (shard, id) = place(row);
+        for (shard, id) in fresh.iter().map(R::place) {
             let entry = read.entry(shard).or_default();
             *entry = (entry.0 + 1, id);
         }
@@ -171,28 +200,24 @@ impl Lane {
         };
         let ends: BTreeMap<i16, i64> = cursors.0.iter().map(|shard| (*shard, end(shard))).collect();
         let more = !late_complete || ends.values().any(|end| *end < view.safe);
-        Found { late, fresh, late_complete, ends, more }
+        Ok(Found { late: late_rows, fresh, late_complete, snapshot, ends, more })
     }
 
     /// Notes in memory what was dealt with and tells what the batch log gets. Late rows are logged one by
     /// one: a range would change the publish times of the rows between them.
-    pub(super) fn advance<R>(&mut self, view: &View, found: &Found<R>, place: impl Fn(&R) -> (i16, i64)) -> Vec<BatchLog> {
+    pub(super) fn advance(&mut self, view: &View, found: &Found<(i16, i64)>) -> Vec<BatchLog> {
         let mut logs = Vec::new();
-        for (shard, id) in found.late.iter().map(&place) {
+        for (shard, id) in found.late.iter().copied() {
             logs.push(BatchLog { shard, from_id: id, to_id: id, sent: 1 });
             self.shards.get_mut(&shard).expect("rows are read of own shards").found(id);
         }
-        if found.late_complete {
-            self.shards.values_mut().filter(|shard| shard.is_ready(view)).for_each(|shard| shard.rechecked(view));
+        if let Some(snapshot) = found.snapshot.as_ref().filter(|_| found.late_complete) {
+            self.shards.values_mut().filter(|shard| shard.is_ready(view)).for_each(|shard| shard.rechecked(snapshot));
         }
-        let mut rest = &found.fresh[..];
-        while let Some(first) = rest.first() {
-            let shard = place(first).0;
-            let (own, others) = rest.split_at(rest.partition_point(|row| place(row).0 == shard));
-            rest = others;
-            let ids = own.iter().map(|row| place(row).1);
-            let (from_id, to_id) = (place(first).1, ids.clone().next_back().unwrap_or_default());
+        for own in found.fresh.chunk_by(|a, b| a.0 == b.0) {
+            let ((shard, from_id), (_, to_id)) = (own[0], own[own.len() - 1]);
             logs.push(BatchLog { shard, from_id, to_id, sent: i32::try_from(own.len()).unwrap_or(i32::MAX) });
+            let ids = own.iter().map(|(_, id)| *id);
             let state = self.shards.get_mut(&shard).expect("rows are read of own shards");
             state.advance(view, found.ends[&shard], ids);
         }

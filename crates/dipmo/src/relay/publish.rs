@@ -16,11 +16,12 @@ use tracing::{info, warn};
 use super::breaker::Breaker;
 use super::horizon::View;
 use super::keys::{Key, OpenKeys};
-use super::lane::{Found, LATE_MAX, Lane, LaneStep};
+use super::lane::{Found, Lane, LaneStep, ReadRow};
 use super::state::{OutboxEvent, OutboxState};
 use super::RelayOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::postgres::relay_rows::{ExceptionRow, OutRow};
+use crate::store::postgres::relay::Link;
+use crate::store::postgres::relay_rows::{Cursors, ExceptionRow, LateRanges, OutRow};
 use crate::transport::{Outcome, Outgoing, Publisher, Refusal};
 
 /// More failures than this at once are the destination's trouble, not the rows': nothing is marked.
@@ -90,12 +91,12 @@ impl Lane {
         let mut candidates = self.read_reopened().await?;
         let reopened = candidates.len();
         let found = self.read_new(view).await?;
-                let places = found.places(place);
-        eprintln!("{} STEP snap {}:{} late {:?} fresh {:?}", self.options.node, view.snapshot.xmin, view.snapshot.xmax, places.late, places.fresh);
+        let keys = &self.sender().keys;
+        let places = found.places();
         let mut parked = Vec::new();
         for row in found.late.into_iter().chain(found.fresh) {
             let candidate = Candidate { row, state: OutboxState::Pending, attempts: 0 };
-            let blocked = self.sender().keys.blocks(candidate.row.destination(), candidate.row.key());
+            let blocked = keys.blocks(candidate.row.destination(), candidate.row.key());
             if blocked { parked.push(candidate) } else { candidates.push(candidate) }
         }
         let mut step = LaneStep { more: places.more, ..LaneStep::default() };
@@ -170,23 +171,15 @@ impl Lane {
     }
 
     async fn read_new(&mut self, view: &View) -> Result<Found<OutRow>> {
-        let late = self.late_ranges(view);
-        let late_rows = if late.0.is_empty() { Vec::new() } else { self.link.read_late(&late, LATE_MAX).await? };
-        let late_complete = i64::try_from(late_rows.len()).is_ok_and(|count| count < LATE_MAX);
-        let mut cursors = self.cursors(view, &late, late_complete);
-        if self.sender().keys.is_full() {
+        let full = self.sender().keys.is_full();
+        if full {
             warn!(lane = self.name, "too many keys are parked: new rows wait until some are settled");
-            cursors = <_>::default();
         }
         let limit = self.sender().read_rows;
-        let fresh = if cursors.0.is_empty() {
-            Vec::new()
-        } else {
-            self.link.read_fresh(&cursors, view.safe, i64::try_from(limit).unwrap_or(i64::MAX)).await?
-        };
-        let (shards, batch_rows) = (cursors.0.len(), self.options.batch_rows);
-        self.sender().adapt(&fresh, shards, batch_rows);
-        Ok(self.found(view, (late_rows, late_complete), (&cursors, fresh, limit), place))
+        let found: Found<OutRow> = self.read(view, limit, full).await?;
+        let (shards, batch_rows) = (self.shards.len(), self.options.batch_rows);
+        self.sender().adapt(&found.fresh, shards, batch_rows);
+        Ok(found)
     }
 
     async fn send(&mut self, candidates: &[Candidate]) -> Result<Vec<Outcome>> {
@@ -262,7 +255,7 @@ impl Lane {
         places: &Found<(i16, i64)>,
         exceptions: &[ExceptionRow],
     ) -> Result<()> {
-        let logs = self.advance(view, places, |place| *place);
+        let logs = self.advance(view, places);
         if exceptions.is_empty() {
             if !logs.is_empty() {
                 self.settle(&logs, &[]).await?;
@@ -290,8 +283,18 @@ impl Lane {
     }
 }
 
-fn place(row: &OutRow) -> (i16, i64) {
-    (row.shard(), row.id())
+impl ReadRow for OutRow {
+    async fn late(link: &Link, ranges: &LateRanges, limit: i64) -> Result<Vec<Self>> {
+        link.read_late(ranges, limit).await
+    }
+
+    async fn fresh(link: &Link, cursors: &Cursors, upto: i64, limit: i64) -> Result<Vec<Self>> {
+        link.read_fresh(cursors, upto, limit).await
+    }
+
+    fn place(&self) -> (i16, i64) {
+        (self.shard(), self.id())
+    }
 }
 
 /// The row of an exception after `event`. With options a failure counts as an attempt.

@@ -138,19 +138,15 @@ impl Session {
         let now = Instant::now();
         horizon.mark(last, xid, now);
         horizon.snapshot(snapshot, now);
-        let mut dbg = format!("{} POLL last={last} xid={xid:?} snap={:?}", self.options.node, horizon.view().snapshot);
         if wants_lockers || horizon.wants_locks(now) {
             let holders = self.link.read_holders().await?;
-            dbg += &format!(" HOLDERS {:?}", holders.iter().map(|h| h.xid_low).collect::<Vec<_>>());
             horizon.locks(&holders, now);
         }
         if let Some(span) = horizon.decide() {
             let ranges_max = self.options.horizon.gap_ranges_max;
             let (missing, upto) = self.link.read_missing(span, LISTED_ROWS_MAX, ranges_max).await?;
-            dbg += &format!(" LIST {span:?} upto {upto} missing {}", missing.to_text());
             horizon.listed(missing, upto);
         }
-        eprintln!("{dbg} STALLERS {:?} SAFE {} G {:?}", horizon.stallers().keys().collect::<Vec<_>>(), horizon.safe(), horizon.view().gaps.iter().map(|g| (g.ranges.to_text(), g.stallers.clone())).collect::<Vec<_>>());
         let view = horizon.view();
         self.name_stallers().await?;
         Ok(Some((view, last > marked)))

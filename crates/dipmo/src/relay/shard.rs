@@ -1,6 +1,6 @@
 //! One shard in the hands of its owner: the cursor, the gaps below it, and when a gap is looked at again.
 
-use super::horizon::{Gap, View, push_gap};
+use super::horizon::{Gap, Snapshot, View, push_gap};
 use super::ranges::Ranges;
 use crate::store::postgres::relay_lease::TakenShard;
 use crate::store::postgres::relay_rows::ShardMove;
@@ -49,7 +49,6 @@ impl Shard {
     pub(crate) fn adopt_orphans(&mut self, view: &View) {
         let Some(lockers) = view.lockers.as_ref().filter(|_| !self.orphans.is_empty()) else { return };
         let ranges = std::mem::take(&mut self.orphans);
-        eprintln!("ADOPT {} {} {:?}", self.shard, ranges.to_text(), lockers);
         push_gap(&mut self.gaps, Gap { ranges, stallers: lockers.to_vec() });
         self.recheck = true;
     }
@@ -59,10 +58,15 @@ impl Shard {
         view.base <= self.cursor && self.orphans.is_empty()
     }
 
-    /// Ranges in which something may have appeared: one who may own them has ended, by the snapshot.
-    pub(crate) fn late(&self, view: &View) -> Ranges {
+    pub(crate) fn has_gaps(&self) -> bool {
+        !self.gaps.is_empty()
+    }
+
+    /// Ranges in which something may have appeared: one who may own them has ended, by the snapshot that
+    /// the rows are read in.
+    pub(crate) fn late(&self, snapshot: &Snapshot) -> Ranges {
         let mut late = Ranges::default();
-        for gap in self.gaps.iter().filter(|gap| self.recheck || gap.has_ended(view)) {
+        for gap in self.gaps.iter().filter(|gap| self.recheck || gap.has_ended(snapshot)) {
             late.merge(&gap.ranges);
         }
         late
@@ -70,10 +74,9 @@ impl Shard {
 
     /// Everything in [`Shard::late`] was looked at: what was found leaves the gaps, those who have ended
     /// are forgotten, and a gap that waits for nobody was aborted.
-    pub(crate) fn rechecked(&mut self, view: &View) {
+    pub(crate) fn rechecked(&mut self, snapshot: &Snapshot) {
         self.recheck = false;
-        if !self.gaps.is_empty() { eprintln!("RECHECKED {} {:?}", self.shard, self.gaps.iter().map(|g| (g.ranges.to_text(), g.stallers.clone())).collect::<Vec<_>>()); }
-        self.gaps.iter_mut().for_each(|gap| gap.stallers.retain(|xid| view.snapshot.is_running(*xid)));
+        self.gaps.iter_mut().for_each(|gap| gap.stallers.retain(|xid| snapshot.is_running(*xid)));
         let before = self.gaps.len();
         self.gaps.retain(|gap| !gap.stallers.is_empty() && !gap.ranges.is_empty());
         self.stored_gaps &= before == self.gaps.len();
@@ -124,7 +127,7 @@ impl Shard {
 }
 
 impl Gap {
-    fn has_ended(&self, view: &View) -> bool {
-        self.stallers.is_empty() || self.stallers.iter().any(|xid| !view.snapshot.is_running(*xid))
+    fn has_ended(&self, snapshot: &Snapshot) -> bool {
+        self.stallers.is_empty() || self.stallers.iter().any(|xid| !snapshot.is_running(*xid))
     }
 }

@@ -85,12 +85,11 @@ pub(super) fn fold_process(
     loaded: &Loaded,
     deliveries: &[Delivery],
     known: &Known,
-    now: OffsetDateTime,
 ) -> Folded {
     let mut fold = Fold::new(consumer, fence, loaded, deliveries, known);
     let mut instances = Instances::new(process.name(), loaded);
     for (at, delivery) in deliveries.iter().enumerate() {
-        let decide = |current: Option<&Instance>, input: Input<'_>| decide(process, current, input, now);
+        let decide = |current: Option<&Instance>, input: Input<'_>| decide(process, current, input, loaded.now);
         match delivery {
             Delivery::Timer(timer, instance) => fold.timer(timer, instance, &mut instances, decide),
             Delivery::Fresh { message, .. } | Delivery::Stored(ClaimedMessage { message, .. }) => {
@@ -131,7 +130,7 @@ pub(super) fn fold_enlisted(
 
 /// Stores everything as received; only what cannot be decoded is settled at once.
 pub(super) fn store_only(consumer: &Consumer, fence: &Fence, deliveries: &[Delivery], known: &Known) -> Folded {
-    let loaded = Loaded::default();
+    let loaded = Loaded::nothing(OffsetDateTime::UNIX_EPOCH);
     let mut fold = Fold::new(consumer, fence, &loaded, deliveries, known);
     for delivery in deliveries {
         if let Delivery::Fresh { message, fault } = delivery
@@ -152,7 +151,7 @@ pub(super) fn store_only(consumer: &Consumer, fence: &Fence, deliveries: &[Deliv
 
 /// Keeps what the database refuses in any other form.
 pub(super) fn keep_raw(consumer: &Consumer, fence: &Fence, deliveries: &[Delivery]) -> Folded {
-    let (loaded, known) = (Loaded::default(), Known::default());
+    let (loaded, known) = (Loaded::nothing(OffsetDateTime::UNIX_EPOCH), Known::default());
     let mut fold = Fold::new(consumer, fence, &loaded, deliveries, &known);
     for delivery in deliveries {
         let Some(message) = delivery.message() else { continue };

@@ -170,8 +170,7 @@ impl Runner {
         let mut known = Known::default();
         for _ in 0..CONFLICTS_MAX {
             let loaded = self.load(Some(process), deliveries).await?;
-            let now = self.clock.now();
-            let folded = fold::fold_process(&self.consumer, process, fence, &loaded, deliveries, &known, now);
+            let folded = fold::fold_process(&self.consumer, process, fence, &loaded, deliveries, &known);
             match self.settle(&folded, &mut known).await {
                 Ok(true) => return Ok(folded.report),
                 Ok(false) => {}

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use time::OffsetDateTime;
 
 use crate::error::Result;
 use crate::handler::{EnlistedHandler, GroupFailure};
@@ -17,14 +18,23 @@ use crate::message::Message;
 use crate::process::Instance;
 
 /// What a batch needs to know before it decides.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Loaded {
+    /// The time of the database, which decisions are made by.
+    pub now: OffsetDateTime,
     /// By tenant and business key.
     pub instances: HashMap<(String, String), Instance>,
     /// Keys that wait, with the version they wait for.
     pub parked: HashMap<String, Option<i64>>,
     /// The last version applied, by key.
     pub versions: HashMap<String, i64>,
+}
+
+impl Loaded {
+    /// Nothing is known yet.
+    pub fn nothing(now: OffsetDateTime) -> Self {
+        Self { now, instances: HashMap::new(), parked: HashMap::new(), versions: HashMap::new() }
+    }
 }
 
 /// What to load.

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use dipmo::ErrorKind;
+use dipmo::clock::Clock;
 use dipmo::consumer::{Consumer, Mode};
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use time::OffsetDateTime;
 
-use crate::support::{World, fresh};
+use crate::support::{World, fresh, postgres_url};
 use crate::{Diary, pages};
 
 fn stored() -> Consumer {
@@ -169,14 +170,15 @@ async fn timers_fire_once_and_in_time() {
 }
 
 #[tokio::test]
-async fn a_late_clock_on_one_node_changes_nothing() {
-    // Time is the database's: two nodes whose own clocks differ by an hour agree on what is due.
-    let world = World::real_time().await;
-    let diary = Diary::refusing("1", Failure::transient("AWAY", "away"));
-    let consumer = Consumer::process("diary", diary).from_kafka(&["orders"]);
-    let mut node = world.node(consumer).await;
+async fn a_node_whose_clock_is_an_hour_ahead_decides_and_takes_nothing_early() {
+    let ahead = Clock::skewed(Duration::from_secs(3600));
+    let world = World::on(&postgres_url(), ahead).await;
+    let mut node = world.node(Consumer::process("patient", Patient).from_kafka(&["orders"])).await;
     node.receive(&[fresh(0, "a", "1")]).await.unwrap();
-    node.work_off().await;
-    let due = "select (next_attempt_at between now() and now() + interval '4 seconds')::text from dipmo.inbox_work";
-    assert_eq!(world.texts(due).await, ["true"]);
+    let deadline = "select (deadline between now() + interval '50 s' and now() + interval '61 s')::text from dipmo.process";
+    assert_eq!(world.texts(deadline).await, ["true"]);
+    assert_eq!(node.work_off().await.timers, 0, "no timer is due by the time of the database");
+    let leases = "select bool_and(until between now() and now() + interval '16 s')::text from dipmo.lease \
+                  where scope like 'worker:%'";
+    assert_eq!(world.texts(leases).await, ["true"]);
 }

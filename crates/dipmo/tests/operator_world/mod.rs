@@ -1,4 +1,5 @@
 //! A fresh schema with rows put there by SQL, for the tests of what operators see and do.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "every test file uses another part of it")]
 
 use dipmo::operator::Change;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use dipmo::transport::kafka::KafkaOptions;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, StreamConsumer};
+use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use uuid::Uuid;
@@ -44,8 +44,8 @@ impl Topic {
     pub fn options(&self) -> KafkaOptions {
         let mut options = KafkaOptions::new(&self.bootstrap);
         // A node that dies is missed sooner than by default, so that tests wait less.
-        options.settings.insert("session.timeout.ms".into(), "6000".into());
-        options.settings.insert("heartbeat.interval.ms".into(), "500".into());
+        options.settings.insert("session.timeout.ms".into(), "2000".into());
+        options.settings.insert("heartbeat.interval.ms".into(), "300".into());
         options
     }
 
@@ -90,4 +90,29 @@ pub fn client(bootstrap: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", bootstrap);
     config
+}
+
+/// Reads a topic from its beginning.
+pub struct Reader {
+    consumer: StreamConsumer,
+}
+
+impl Topic {
+    pub fn reader(&self) -> Reader {
+        let mut config = client(&self.bootstrap);
+        config.set("group.id", format!("reader-{}", Uuid::now_v7())).set("auto.offset.reset", "earliest");
+        let consumer: StreamConsumer = config.create().unwrap();
+        consumer.subscribe(&[&self.name]).unwrap();
+        Reader { consumer }
+    }
+}
+
+impl Reader {
+    /// The key, the event-id and the payload of the next record, as text.
+    pub async fn next(&mut self) -> (String, String, String) {
+        let message = self.consumer.recv().await.unwrap();
+        let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
+        let id = message.headers().and_then(|headers| headers.iter().find(|h| h.key == "event-id")?.value.map(<[u8]>::to_vec));
+        (text(message.key()), text(id.as_deref()), text(message.payload()))
+    }
 }

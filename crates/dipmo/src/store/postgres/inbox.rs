@@ -29,6 +29,10 @@ const SUBSCRIBE: &str = "
 -- inbox.subscribe
 insert into dipmo.subscription (consumer_id, event_type) select $1, unnest($2::text[]) on conflict do nothing";
 
+const NOW: &str = "
+-- inbox.now
+select coalesce($1, now())";
+
 const PARKED: &str = "
 -- inbox.parked
 select key, awaits_version from dipmo.parked_key where consumer_id = $1 and key = any($2)";
@@ -98,7 +102,8 @@ impl InboxStore for PgInbox {
     async fn load(&self, request: &LoadRequest) -> Result<Loaded> {
         let mut client = self.db.client().await?;
         let tx = begin(&mut client).await?;
-        let mut loaded = Loaded::default();
+        let now = self.db.clock().for_statement();
+        let mut loaded = Loaded::nothing(query(&self.db, &tx, NOW, &[&now]).await?[0].get(0));
         if let (Some(process_type), false) = (&request.process_type, request.instances.is_empty()) {
             let instances = process::load_by_key(&self.db, &tx, process_type, &request.instances).await?;
             let keyed = |i: Instance| ((i.tenant.clone(), i.business_key.clone()), i);

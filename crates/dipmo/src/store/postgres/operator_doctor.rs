@@ -71,21 +71,23 @@ from unnest(array['inbox_seq', 'journal_seq', 'outbox_seq']) s (name)
 cross join (select (coalesce($1, now()) at time zone 'utc')::date as day) today
 order by s.name";
 
+// A consumer whose worker never ran has no leases at all: its buckets are nobody's too.
 const ORPHANS: &str = "
 -- operator.doctor_orphans
-select l.scope, count(*)
-from dipmo.lease l
-join dipmo.consumer c on l.scope = 'worker:' || c.name
+select 'worker:' || c.name, count(*)
+from dipmo.consumer c
+cross join generate_series(0, 15) b
+left join dipmo.lease l on l.scope = 'worker:' || c.name and l.bucket = b
 where (l.owner is null or l.until is null or l.until < coalesce($1, now()))
   and (exists (select 1 from dipmo.inbox_work w
-               where w.consumer_id = c.id and w.bucket = l.bucket and w.state = 'RECEIVED')
+               where w.consumer_id = c.id and w.bucket = b and w.state = 'RECEIVED')
        or exists (select 1 from dipmo.inbox_work w
-                  where w.consumer_id = c.id and w.bucket = l.bucket and w.state = 'RETRY'
+                  where w.consumer_id = c.id and w.bucket = b and w.state = 'RETRY'
                     and w.next_attempt_at < coalesce($1, now()))
        or exists (select 1 from dipmo.timer t
-                  where t.consumer_id = c.id and t.bucket = l.bucket and t.due_at < coalesce($1, now())))
-group by l.scope
-order by l.scope";
+                  where t.consumer_id = c.id and t.bucket = b and t.due_at < coalesce($1, now())))
+group by c.name
+order by c.name";
 
 // Row exclusive is what an insert takes; it is held until the transaction ends.
 const HOLDERS: &str = "

@@ -110,15 +110,17 @@ cross join lateral (
      order by n.id
      limit $4)
     union all
-    (select n.id, n.destination, n.key, n.event_type, n.created_at
+    (select passed.id, passed.destination, passed.key, passed.event_type, passed.created_at
      from unnest(s.gaps) gap
-     join dipmo.outbox n on n.shard = s.shard and n.id >= lower(gap) and n.id < upper(gap)
-     where n.id > $1
-       and ($2::text is null or n.destination = $2)
-       and ($3::text is null or n.key = $3)
-       and not exists (select 1 from dipmo.outbox_exception x where x.id = n.id)
-     order by n.id
-     limit $4)
+     cross join lateral (
+         select n.id, n.destination, n.key, n.event_type, n.created_at
+         from dipmo.outbox n
+         where n.shard = s.shard and n.id >= lower(gap) and n.id < upper(gap) and n.id > $1
+           and ($2::text is null or n.destination = $2)
+           and ($3::text is null or n.key = $3)
+           and not exists (select 1 from dipmo.outbox_exception x where x.id = n.id)
+         order by n.id
+         limit $4) passed)
 ) o
 order by o.id
 limit $4";

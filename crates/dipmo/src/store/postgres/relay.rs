@@ -171,6 +171,15 @@ impl Link {
         Ok((last[0].get(0), xid, Snapshot::from_text(snapshot[0].get(0))?))
     }
 
+    /// Begins a read-only transaction in which every statement sees the same, and tells what it sees.
+    pub(crate) async fn begin_snapshot(&self) -> Result<Snapshot> {
+        self.prepare(SNAPSHOT).await?;
+        let begin = self.run("begin isolation level repeatable read read only");
+        let (begun, snapshot) = tokio::join!(biased; begin, self.query(SNAPSHOT, &[]));
+        begun?;
+        Snapshot::from_text(snapshot?[0].get(0))
+    }
+
     /// Who holds a lock on the outbox that an insert would take.
     pub(crate) async fn read_holders(&self) -> Result<Vec<Holder>> {
         let rows = self.query(HOLDERS, &[]).await?;

@@ -1,0 +1,74 @@
+//! The daemon as a process of the test, with its HTTP side.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Ran, World, ran};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running daemon; killed when the test ends before it does.
+pub(crate) struct Daemon {
+    child: Option<Child>,
+    http: SocketAddr,
+}
+
+impl Daemon {
+    pub(crate) fn start(world: &World, more: &str, args: &[&str]) -> Self {
+        let http = free_address();
+        world.configure(&format!("[http]\nlisten = \"{http}\"\n{more}"));
+        Self::start_as_configured(world, http, args)
+    }
+
+    pub(crate) fn start_as_configured(world: &World, http: SocketAddr, args: &[&str]) -> Self {
+        let mut command = world.command();
+        command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self { child: Some(command.spawn().unwrap()), http }
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.http).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    pub(crate) async fn ready(&self) {
+        until("the daemon is ready", async || matches!(self.get("/readyz"), Some((200, _)))).await;
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().unwrap().id().to_string();
+        assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
+    }
+
+    pub(crate) fn ended(mut self) -> Ran {
+        ran(self.child.take().unwrap().wait_with_output().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
