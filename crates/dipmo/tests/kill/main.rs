@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cuts;
 mod node;
 
 use std::collections::{BTreeMap, HashSet};
@@ -31,7 +32,11 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let (world, input, output) = (World::real_time().await, Topic::new(2).await, Topic::new(2).await);
+        Self::on(World::real_time().await, &support::kafka::bootstrap()).await
+    }
+
+    async fn on(world: World, bootstrap: &str) -> Self {
+        let (input, output) = (Topic::on(bootstrap, 2).await, Topic::on(bootstrap, 2).await);
         let numbers = (0..EACH).flat_map(|n| (0..KEYS).map(move |key| (format!("key-{key}"), n.to_string())));
         input.send_all(numbers).await;
         Self { world, input, output }

@@ -14,7 +14,7 @@ use dipmo::ingress::KafkaIngress;
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use dipmo::relay::{Relay, RelayOptions};
 use dipmo::runner::{Runner, Worker};
-use dipmo::shutdown::ShutdownTrigger;
+use dipmo::shutdown::{Shutdown, ShutdownTrigger};
 use dipmo::store::postgres::inbox::PgInbox;
 use dipmo::store::postgres::{Db, DbOptions};
 use dipmo::store::{Claimed, Enlistment, InboxStore, LoadRequest, Loaded, TakenPartition, Work};
@@ -88,9 +88,15 @@ async fn runs_only_as_a_child_process() {
 async fn run() {
     let var = |name: &str| std::env::var(format!("DIPMO_CHILD_{name}")).unwrap();
     let db = Db::open(DbOptions { schema: var("SCHEMA"), ..DbOptions::new(postgres_url()) }).unwrap();
-    let process = Numbers { output: var("OUTPUT"), fuse: Fuse::at(Death::InsideDecide) };
+    let (_trigger, shutdown) = ShutdownTrigger::new();
+    run_here(db, &kafka::bootstrap(), &var("INPUT"), &var("OUTPUT"), shutdown).await;
+}
+
+/// Ingress, worker and relay from one topic to another, until the shutdown.
+pub async fn run_here(db: Db, bootstrap: &str, input: &str, output: &str, shutdown: Shutdown) {
+    let process = Numbers { output: output.to_owned(), fuse: Fuse::at(Death::InsideDecide) };
     let retry = RetryPolicy { attempts_max: 3, ..RetryPolicy::default() };
-    let consumer = Consumer::process("numbers", process).from_kafka(&[&var("INPUT")]);
+    let consumer = Consumer::process("numbers", process).from_kafka(&[input]);
     let consumer = Arc::new(Consumer { batch_max: 10, lease: LEASE, retry, ..consumer });
     let inner = PgInbox::register(db.clone(), &consumer).await.unwrap();
     let store = Arc::new(Fused {
@@ -100,7 +106,7 @@ async fn run() {
     });
     let (name, wake) = (format!("node-{}", Uuid::now_v7()), Arc::new(Notify::new()));
     let runner = Runner::new(store, consumer, db.clock().clone());
-    let mut kafka = KafkaOptions::new(kafka::bootstrap());
+    let mut kafka = KafkaOptions::new(bootstrap);
     // The next process gets the partitions of a dead one when its session has ended.
     kafka.settings.insert("session.timeout.ms".into(), "2000".into());
     kafka.settings.insert("heartbeat.interval.ms".into(), "300".into());
@@ -115,7 +121,6 @@ async fn run() {
         after: Fuse::at(Death::AfterTheBrokersAck),
     }));
     let relay = Relay::new(db, options).unwrap();
-    let (_trigger, shutdown) = ShutdownTrigger::new();
     tokio::join!(ingress.run(shutdown.clone()), worker.run(shutdown.clone()), relay.run(shutdown));
 }
 
