@@ -55,8 +55,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let mut report = Report::new(
         "ingest",
         &format!(
-            "{} records of {} B, {} partitions, {} keys, two headers and three more that a relay would send; \
-             enlisted: {enlisted} records; {} repetitions, interleaved",
+            "{} records of {} B, {} partitions, {} keys, five headers; enlisted: {enlisted} records; {} repetitions, interleaved",
             args.records, args.size, args.partitions, args.keys, args.repetitions
         ),
     );

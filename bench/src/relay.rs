@@ -175,13 +175,14 @@ pub(crate) const APPEND: &str = "select dipmo.outbox_append($1, 'Account', $2, '
 /// All rows once more: the cursors go back, and a relay drains them.
 async fn drain(servers: &Servers, args: &Args) -> Result<Run> {
     let meter = servers.meter(DATABASE).await?;
-    meter
-        .client
-        .batch_execute(
-            "update dipmo.relay_shard set cursor = (select min(id) - 1 from dipmo.outbox), gaps = '{}';
-             truncate dipmo.relay_batch; vacuum analyze dipmo.outbox; vacuum dipmo.relay_shard;",
-        )
-        .await?;
+    for statement in [
+        "update dipmo.relay_shard set cursor = (select min(id) - 1 from dipmo.outbox), gaps = '{}'",
+        "truncate dipmo.relay_batch",
+        "vacuum analyze dipmo.outbox",
+        "vacuum dipmo.relay_shard",
+    ] {
+        meter.client.batch_execute(statement).await?;
+    }
     servers.checkpoint().await?;
     let dead_before = meter.dead_rows().await?;
     let published = servers.records_in(TOPIC, PARTITIONS)?;

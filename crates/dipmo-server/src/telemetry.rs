@@ -1,5 +1,7 @@
 //! Logs, spans and metrics of the daemon. Logs go to stderr, as text for eyes or JSON for collectors.
 
+use std::io::IsTerminal as _;
+
 use anyhow::Context as _;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -18,7 +20,10 @@ pub(crate) type Boxed = Box<dyn Layer<Registry> + Send + Sync>;
 pub(crate) fn start_logs(config: &Config) -> anyhow::Result<Option<Tracing>> {
     let filter = EnvFilter::builder().parse(&config.log.level).context("log.level")?;
     let logs: Boxed = match config.log.format {
-        LogFormat::Text => fmt::layer().with_writer(std::io::stderr).with_filter(filter).boxed(),
+        LogFormat::Text => {
+            let colours = std::io::stderr().is_terminal();
+            fmt::layer().with_ansi(colours).with_writer(std::io::stderr).with_filter(filter).boxed()
+        }
         LogFormat::Json => {
             fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).with_filter(filter).boxed()
         }

@@ -21,8 +21,14 @@ pub mod transport;
 pub mod backoff;
 pub mod clock;
 pub mod error;
+pub mod failure;
 pub mod message;
 pub mod shutdown;
 
 pub use error::{Error, ErrorKind, Result};
 pub use message::{Destination, Message, OutMessage};
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

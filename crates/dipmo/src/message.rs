@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::process::Failure;
+use crate::failure::Failure;
 
 /// A message received by a consumer.
 #[derive(Debug, Clone, PartialEq)]

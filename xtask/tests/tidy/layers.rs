@@ -8,25 +8,32 @@ use crate::source::{self, Source, is_word};
 const LIBRARY: &str = "crates/dipmo/src/";
 
 /// Small modules without knowledge of the flow; every module may use them.
-const LEAVES: &[&str] = &["backoff", "clock", "error", "message", "shutdown"];
+const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "message", "shutdown"];
 
 /// (module, what it may use through `crate::` beside the leaves), in the order of lib.rs.
 /// Leaves stand here too, so that one that begins to know the flow is seen.
 const MAY_USE: &[(&str, &[&str])] = &[
-    // Takes in and decides nothing: never the runner, never the relay.
-    ("ingress", &["inbox", "consumer", "process"]),
+    // Takes in and hands to the runner: never the relay, never the outbox.
+    ("ingress", &["inbox", "consumer", "runner", "store", "transport"]),
     ("inbox", &["process"]),
     // Where users decide: no store, no transport.
     ("process", &[]),
     ("handler", &["process"]),
     ("consumer", &["handler", "process"]),
-    // Stores what the stages say and knows nothing that drives them.
-    ("store", &["inbox", "process", "handler"]),
+    ("runner", &["inbox", "process", "handler", "consumer", "store"]),
+    // Sends what is there: knows no consumer and no process.
+    ("relay", &["store", "transport"]),
+    ("upkeep", &["store"]),
+    // Sees stores and states, and nothing sees it.
+    ("operator", &["inbox", "process", "relay", "store", "upkeep"]),
+    // Stores what the stages say and drives nothing.
+    ("store", &["inbox", "process", "handler", "consumer", "relay", "operator", "upkeep", "transport"]),
+    ("transport", &[]),
     ("backoff", &[]),
     ("clock", &[]),
     ("error", &[]),
-    // A message that failed carries the failure.
-    ("message", &["process"]),
+    ("failure", &[]),
+    ("message", &[]),
     ("shutdown", &[]),
 ];
 

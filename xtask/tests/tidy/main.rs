@@ -4,6 +4,7 @@
 //! which may shrink and should not grow.
 
 mod layers;
+mod promises;
 mod source;
 
 use source::{Source, is_word, root};

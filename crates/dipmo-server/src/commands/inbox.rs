@@ -5,9 +5,10 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use dipmo::Message;
 use dipmo::consumer::Envelope;
-use dipmo::ingress::{Record, decode};
+use dipmo::ingress::decode;
 use dipmo::operator::inbox::{self, InboxFilter, InboxRow, StoredRecord};
 use dipmo::process::Failure;
+use dipmo::transport::Record;
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 

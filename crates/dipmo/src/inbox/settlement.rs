@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use super::{InboxEvent, InboxState};
 use crate::message::{Message, OutMessage};
-use crate::process::{Stage, Status};
+use crate::failure::Stage;
+use crate::process::Status;
 
 /// The longest error text that is kept.
 const FAULT_MESSAGE_MAX: usize = 2_000;

@@ -8,29 +8,17 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
-use time::OffsetDateTime;
 
 use crate::consumer::{Envelope, Field, Format};
 use crate::inbox::Fault;
 use crate::message::Message;
-use crate::process::Stage;
+use crate::transport::Record;
+use crate::failure::Stage;
 
 /// A key longer than this is shortened, because it becomes part of index entries.
 const KEY_BYTES_MAX: usize = 400;
 /// A longer envelope field is a mistake of the sender.
 const FIELD_BYTES_MAX: usize = 1_000;
-
-/// A record as a broker delivered it.
-#[derive(Debug, Clone, Default)]
-pub struct Record {
-    pub topic: String,
-    pub partition: i32,
-    pub offset: i64,
-    pub key: Option<Bytes>,
-    pub headers: Vec<(String, Option<Bytes>)>,
-    pub payload: Option<Bytes>,
-    pub timestamp: Option<OffsetDateTime>,
-}
 
 /// Reads the envelope. The fault says why the message cannot be handled as it is.
 pub fn decode(record: Record, system: Option<&str>, envelope: &Envelope) -> (Message, Option<Fault>) {

@@ -3,5 +3,5 @@
 mod decode;
 mod kafka;
 
-pub use decode::{Record, decode};
+pub use decode::decode;
 pub use kafka::KafkaIngress;

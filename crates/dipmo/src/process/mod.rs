@@ -5,17 +5,16 @@
 //! one transaction. Because `decide` has no effects of its own, it may be called again at any time.
 
 mod decision;
-mod failure;
 mod status;
 
 pub use decision::{DEADLINE, Decision, TimerChange, TimerDue};
-pub use failure::{Failure, Stage};
 pub use status::{IllegalStatus, Status, StatusEvent};
 
 use serde::de::DeserializeOwned;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+pub use crate::failure::{Failure, Stage};
 use crate::message::Message;
 
 /// What a process decides about.

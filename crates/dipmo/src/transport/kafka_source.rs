@@ -16,9 +16,9 @@ use rdkafka::{ClientContext, Offset, TopicPartitionList};
 use time::OffsetDateTime;
 use tracing::{info, warn};
 
+use super::Record;
 use super::kafka::KafkaOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ingress::Record;
 
 /// How often librdkafka tells its figures, the lag among them.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(5);

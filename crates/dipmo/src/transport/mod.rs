@@ -3,6 +3,9 @@
 pub mod kafka;
 mod kafka_headers;
 pub(crate) mod kafka_source;
+mod record;
+
+pub use record::Record;
 
 use async_trait::async_trait;
 use time::OffsetDateTime;

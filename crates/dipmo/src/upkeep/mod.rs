@@ -71,11 +71,12 @@ impl Upkeep {
         Ok(report)
     }
 
-    /// Partitions and memory, now.
+    /// Partitions and memory, now. Each chore is tried even when one before it failed.
     pub async fn chores(&self) -> Result<Report> {
-        let mut report = Report { partitions_made: self.cut().await?, ..Report::default() };
-        self.retain(&mut report).await?;
-        self.forget(&mut report).await?;
+        let mut report = Report::default();
+        let cut = self.cut().await.map(|made| report.partitions_made = made);
+        let retained = self.retain(&mut report).await;
+        self.forget(&mut report).await.and(retained).and(cut)?;
         *self.chores_done_at.lock().expect("no code panics while it holds the time") = Some(Instant::now());
         Ok(report)
     }
