@@ -106,8 +106,8 @@ fn targets(results: &[(String, Vec<Run>)]) -> Vec<Target> {
 pub(crate) async fn fill(servers: &Servers, args: &Args, records: usize) -> Result<()> {
     servers.create_topic(TOPIC, args.partitions, &[]).await?;
     eprintln!("producing {records} records");
-    let (brokers, keys, size) = (servers.brokers(), args.keys, args.size);
-    tokio::task::spawn_blocking(move || load::produce(&brokers, TOPIC, 0..records, keys, size)).await?
+    let (brokers, keys, payloads) = (servers.brokers(), args.keys, load::Payloads::new(args.keys, args.size));
+    tokio::task::spawn_blocking(move || load::produce(&brokers, TOPIC, 0..records, keys, &payloads)).await?
 }
 
 /// One run of dipmo, in a database of its own.

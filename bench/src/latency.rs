@@ -44,7 +44,7 @@ type Moments = HashMap<usize, i64>;
 pub(crate) async fn run(servers: &Servers, args: &Args, topic: &str) -> Result<(Latency, (f64, f64))> {
     servers.create_topic(topic, PARTITIONS, &[("message.timestamp.type", "LogAppendTime")]).await?;
     let meter = servers.meter(DATABASE).await?;
-    let node = Node::start(&["relay", &servers.url(DATABASE), &servers.brokers()]).await?;
+    let node = Node::start(&["relay", &servers.url(DATABASE), &servers.brokers(), &args.linger_ms.to_string()]).await?;
     let last = meter.number("select max(id) from dipmo.outbox").await?;
     let behind = "select min(cursor) from dipmo.relay_shard where lane = 'KAFKA' and owner is not null";
     while meter.number(behind).await? < last {

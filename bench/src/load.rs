@@ -38,6 +38,19 @@ pub(crate) fn payload(n: usize, key: &str, size: usize) -> String {
     text
 }
 
+/// Payloads made beforehand and taken in turn, so that making them is no part of what is measured.
+pub(crate) struct Payloads(Vec<String>);
+
+impl Payloads {
+    pub(crate) fn new(keys: usize, size: usize) -> Self {
+        Self((0..4_096).map(|n| payload(n, &key(n, keys), size)).collect())
+    }
+
+    pub(crate) fn get(&self, n: usize) -> &str {
+        &self.0[n % self.0.len()]
+    }
+}
+
 /// The headers that the relay gives a message with nothing optional in it.
 fn headers(key: &str) -> OwnedHeaders {
     let id = Uuid::now_v7().to_string();
@@ -53,7 +66,7 @@ fn headers(key: &str) -> OwnedHeaders {
 }
 
 /// The durable producer that the relay uses, without the relay.
-pub(crate) fn produce(brokers: &str, topic: &str, numbers: std::ops::Range<usize>, keys: usize, size: usize) -> Result<()> {
+pub(crate) fn produce(brokers: &str, topic: &str, numbers: std::ops::Range<usize>, keys: usize, payloads: &Payloads) -> Result<()> {
     let acks = Acks::default();
     let mut config = ClientConfig::new();
     config
@@ -68,8 +81,7 @@ pub(crate) fn produce(brokers: &str, topic: &str, numbers: std::ops::Range<usize
     let count = numbers.len();
     for n in numbers {
         let key = key(n, keys);
-        let payload = payload(n, &key, size);
-        let mut record = BaseRecord::to(topic).key(&key).payload(&payload).headers(headers(&key));
+        let mut record = BaseRecord::to(topic).key(&key).payload(payloads.get(n)).headers(headers(&key));
         while let Err((error, again)) = producer.send(record) {
             if !matches!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)) {
                 return Err(error).context("producing");

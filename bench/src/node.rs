@@ -41,7 +41,7 @@ pub(crate) enum Role {
         work: Work,
     },
     /// The outbox to Kafka
-    Relay { url: String, brokers: String },
+    Relay { url: String, brokers: String, linger_ms: u64 },
     /// The least a durable inbox can be: one table, 500 rows a transaction
     Lean { url: String, records: usize, keys: usize, size: usize },
     /// A consumer that only counts
@@ -68,7 +68,7 @@ pub(crate) enum Work {
 pub(crate) async fn run(role: Role) -> Result<()> {
     match role {
         Role::Ingress { url, brokers, topic, consumer, work } => ingress(url, brokers, topic, consumer, work).await,
-        Role::Relay { url, brokers } => relay(url, brokers).await,
+        Role::Relay { url, brokers, linger_ms } => relay(url, brokers, linger_ms).await,
         Role::Lean { url, records, keys, size } => lean(&url, records, keys, size).await,
         Role::Count { brokers, topic, records } => {
             told_to_go().await?;
@@ -76,8 +76,9 @@ pub(crate) async fn run(role: Role) -> Result<()> {
             done().await
         }
         Role::Produce { brokers, topic, records, keys, size } => {
+            let payloads = load::Payloads::new(keys, size);
             told_to_go().await?;
-            tokio::task::spawn_blocking(move || load::produce(&brokers, &topic, 0..records, keys, size)).await??;
+            tokio::task::spawn_blocking(move || load::produce(&brokers, &topic, 0..records, keys, &payloads)).await??;
             done().await
         }
         Role::Copy { url } => copy(&url).await,
@@ -169,11 +170,13 @@ impl EnlistedHandler for Counting {
     }
 }
 
-async fn relay(url: String, brokers: String) -> Result<()> {
+async fn relay(url: String, brokers: String, linger_ms: u64) -> Result<()> {
     let db = Db::open(DbOptions::new(url))?;
     let mut options = RelayOptions::new(format!("bench-{}", Uuid::now_v7()));
     options.internal = false;
-    options.kafka = Some(Arc::new(KafkaPublisher::new(KafkaOptions::new(brokers))?));
+    let mut kafka = KafkaOptions::new(brokers);
+    kafka.linger = Duration::from_millis(linger_ms);
+    options.kafka = Some(Arc::new(KafkaPublisher::new(kafka)?));
     let relay = Relay::new(db, options)?;
     let (trigger, shutdown) = ShutdownTrigger::new();
     say("ready")?;
@@ -200,14 +203,14 @@ async fn lean(url: &str, records: usize, keys: usize, size: usize) -> Result<()>
              on conflict do nothing",
         )
         .await?;
+    let payloads = load::Payloads::new(keys, size);
     told_to_go().await?;
     for first in (0..records).step_by(BATCH) {
         let numbers = first..(first + BATCH).min(records);
         let ids: Vec<String> = numbers.clone().map(|_| Uuid::now_v7().to_string()).collect();
         let buckets: Vec<i16> = numbers.clone().map(|n| (n % 16) as i16).collect();
-        let payloads: Vec<Vec<u8>> =
-            numbers.map(|n| load::payload(n, &load::key(n, keys), size).into_bytes()).collect();
-        client.execute(&insert, &[&ids, &buckets, &payloads]).await?;
+        let bodies: Vec<&[u8]> = numbers.map(|n| payloads.get(n).as_bytes()).collect();
+        client.execute(&insert, &[&ids, &buckets, &bodies]).await?;
     }
     done().await
 }

@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// How often every contestant runs
     #[arg(long, default_value_t = 3)]
     repetitions: usize,
+    /// How long the relay's producer waits for company
+    #[arg(long, default_value_t = 5)]
+    pub(crate) linger_ms: u64,
     /// Rows a second while latency is measured
     #[arg(long, default_value_t = 200)]
     pub(crate) latency_rate: u32,
@@ -61,9 +64,9 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let mut report = Report::new(
         "relay",
         &format!(
-            "{} rows of {} B written by dipmo.outbox_append one a transaction, {} keys, {PARTITIONS} partitions; \
-             {} repetitions, interleaved, after one that is not counted",
-            args.rows, args.size, args.keys, args.repetitions
+            "{} rows of {} B written by dipmo.outbox_append one a transaction, {} keys, {PARTITIONS} partitions, \
+             linger {} ms; {} repetitions, interleaved, after one that is not counted",
+            args.rows, args.size, args.keys, args.linger_ms, args.repetitions
         ),
     );
     let mut results: Vec<(String, Vec<Run>)> = [RELAY, COPY, PRODUCE].map(|name| (name.to_owned(), Vec::new())).into();
@@ -187,7 +190,7 @@ async fn drain(servers: &Servers, args: &Args) -> Result<Run> {
     let dead_before = meter.dead_rows().await?;
     let published = servers.records_in(TOPIC, PARTITIONS)?;
     let before = meter.sample(None).await?;
-    let node = Node::start(&["relay", &servers.url(DATABASE), &servers.brokers()]).await?;
+    let node = Node::start(&["relay", &servers.url(DATABASE), &servers.brokers(), &args.linger_ms.to_string()]).await?;
     let rate = drained(&meter, args.rows).await?;
     let cost = meter.sample(Some(node.pid())).await? - before;
     let usage = node.usage()?;

@@ -69,7 +69,7 @@ impl Report {
             "- PostgreSQL: fsync=on, synchronous_commit=on, shared_buffers={SHARED_BUFFERS}, {}",
             settings.join(", ")
         ));
-        report.line("- Kafka: one broker, 1 GB of heap, acks=all, idempotent, zstd, linger 5 ms");
+        report.line("- Kafka: one broker, 1 GB of heap, acks=all, idempotent, zstd");
         report.line(&format!("- dataset: {dataset}"));
         report.line("- figures: median (least-most); CPU in processor seconds per 100 000 rows\n");
         report

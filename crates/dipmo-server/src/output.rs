@@ -56,8 +56,15 @@ pub(crate) fn compact<T: Serialize>(thing: &T) -> String {
     serde_json::to_string(thing).expect("our answers are plain data")
 }
 
+/// Lines for programs; a tab parts the fields of a name.
 pub(crate) fn lines(lines: impl IntoIterator<Item = String>) -> Result<(), Quit> {
-    print(&lines.into_iter().map(|line| format!("{}\n", clean(&line, usize::MAX))).collect::<String>())
+    let line = |line: String| line.split('\t').map(harmless).collect::<Vec<_>>().join("\t") + "\n";
+    print(&lines.into_iter().map(line).collect::<String>())
+}
+
+/// Text that cannot do anything to a terminal.
+pub(crate) fn harmless(text: &str) -> String {
+    clean(text, usize::MAX)
 }
 
 /// Columns side by side, headed in capitals.
@@ -87,9 +94,9 @@ fn sheet(value: &Value) -> String {
     let mut text = String::new();
     for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
         let shown = match value {
-            Value::String(s) => vec![clean(s, usize::MAX)],
-            Value::Array(items) => items.iter().map(ToString::to_string).collect(),
-            other => vec![other.to_string()],
+            Value::String(s) => vec![harmless(s)],
+            Value::Array(items) => items.iter().map(|item| harmless(&item.to_string())).collect(),
+            other => vec![harmless(&other.to_string())],
         };
         for (n, line) in shown.iter().enumerate() {
             let key = if n == 0 { key } else { "" };

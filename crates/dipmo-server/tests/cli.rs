@@ -142,6 +142,7 @@ async fn keys_are_listed_shown_and_released() {
     let listed = world.dipmo(&["key", "list", "-o", "json"]).ok().json();
     assert_eq!((listed["items"][0]["head_id"].as_i64(), &listed["items"][0]["waiting"]["n"]), (Some(head), &1.into()));
     assert!(world.dipmo(&["key", "list", "--consumer", "billing"]).ok().out.contains("k 1"));
+    assert_eq!(world.dipmo(&["key", "list", "-o", "name"]).ok().out, "billing\tk 1\n");
     assert!(world.dipmo(&["key", "show", "billing", "k 1"]).ok().out.contains("WAITING"));
     world.dipmo(&["key", "show", "billing", "other"]).fails(5, "is not parked");
     world.dipmo(&["key", "release", "billing", "k 1", "--reason", "r"]).fails(3, "--yes");

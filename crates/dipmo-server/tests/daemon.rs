@@ -74,10 +74,16 @@ async fn a_sql_handler_has_its_effect_once_and_a_stop_drains() {
     }
     until("every effect is there", async || world.number("select count(*) from effect").await >= 20).await;
     assert_eq!(daemon.get("/healthz"), Some((200, "alive\n".to_owned())));
-    until("the gauges are there", async || {
-        daemon.get("/metrics").is_some_and(|(_, text)| text.contains("dipmo_inbox_depth{consumer=\"billing\""))
-    })
-    .await;
+    for gauge in [
+        "dipmo_inbox_depth{consumer=\"billing\",state=\"DEAD\"}",
+        "dipmo_inbox_oldest_age_seconds{consumer=\"billing\"}",
+        "dipmo_parked_keys{consumer=\"billing\"}",
+        "dipmo_outbox_pending{lane=\"INTERNAL\"}",
+        "dipmo_outbox_oldest_age_seconds{lane=\"KAFKA\"}",
+        "dipmo_relay_heartbeat_age_seconds",
+    ] {
+        until(gauge, async || daemon.get("/metrics").is_some_and(|(_, text)| text.contains(gauge))).await;
+    }
     daemon.signal("-TERM");
     assert_eq!(daemon.ended().code, 0);
     assert_eq!(
@@ -125,22 +131,51 @@ async fn an_operator_repairs_what_the_daemon_could_not_do() {
         insert into effect values (message->>'messageId', message->>'key', 1);",
     )
     .await;
-    world.run_sql("insert into closed values ('a'), ('b')").await;
+    world.run_sql("insert into closed values ('a'), ('b'), ('c')").await;
     let daemon = Daemon::start(&world, &consumer(&world), &[]);
     daemon.ready().await;
-    for key in ["a", "a", "b", "b"] {
+    for key in ["a", "a", "b", "b", "c", "c"] {
         place(&world, key).await;
     }
     let open = "select state, count(*) from inbox_work group by state order by state";
-    until("both keys are parked", async || world.text(open).await == "(DEAD,2)\n(PARKED,2)").await;
+    until("the keys are parked", async || world.text(open).await == "(DEAD,3)\n(PARKED,3)").await;
     let head =
         |key: &str| world.dipmo(&["key", "show", "billing", key, "-o", "json"]).ok().json()["head_id"].to_string();
     let (a, b) = (head("a"), head("b"));
     world.run_sql("delete from closed").await;
     world.dipmo(&["inbox", "retry", &a, "--reason", "account reopened"]).ok();
     world.dipmo(&["inbox", "discard", &b, "--reason", "booked by hand", "--yes"]).ok();
+    world.dipmo(&["key", "release", "billing", "c", "--reason", "the first can wait", "--yes"]).ok();
     until("the keys are free", async || world.number("select count(*) from parked_key").await == 0).await;
-    assert_eq!(world.text("select key, count(*) from effect group by key order by key").await, "(a,2)\n(b,1)");
+    assert_eq!(world.text("select key, count(*) from effect group by key order by key").await, "(a,2)\n(b,1)\n(c,1)");
+    daemon.signal("-TERM");
+    assert_eq!(daemon.ended().code, 0);
+}
+
+#[tokio::test]
+async fn a_key_that_waits_for_a_version_goes_on_when_the_gap_is_skipped() {
+    let world = World::new().await;
+    function(
+        &world,
+        "insert into effect values (message->>'messageId', message->>'key', (message->>'aggregateVersion')::numeric);",
+    )
+    .await;
+    let daemon = Daemon::start(&world, &format!("{}versions = \"park-on-gap\"\n", consumer(&world)), &[]);
+    daemon.ready().await;
+    for version in [1, 4, 5] {
+        world
+            .run_sql(&format!(
+                "select outbox_append('INTERNAL', 'Order', 'o', 'OrderPlaced', '{{}}', aggregate_version => {version})"
+            ))
+            .await;
+    }
+    until("the key waits", async || world.text("select awaits_version from parked_key").await == "(2)").await;
+    until("both wait", async || world.number("select count(*) from inbox_work where state = 'PARKED'").await == 2)
+        .await;
+    world.dipmo(&["key", "release", "billing", "o", "--reason", "r", "--yes"]).fails(6, "waits for version 2");
+    world.dipmo(&["key", "release", "billing", "o", "--skip-gap", "--reason", "2 and 3 are lost", "--yes"]).ok();
+    until("the key is free", async || world.number("select count(*) from parked_key").await == 0).await;
+    assert_eq!(world.text("select amount from effect order by amount").await, "(1)\n(4)\n(5)");
     daemon.signal("-TERM");
     assert_eq!(daemon.ended().code, 0);
 }

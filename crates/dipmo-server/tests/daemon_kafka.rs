@@ -103,3 +103,21 @@ async fn records_go_in_through_a_function_and_out_and_the_undecodable_can_be_rep
     again.signal("-TERM");
     assert_eq!(again.ended().code, 0);
 }
+
+#[tokio::test]
+async fn a_message_that_no_broker_takes_is_given_up_and_what_waited_behind_it_follows() {
+    let world = World::new().await;
+    let append = "select outbox_append('KAFKA:no such topic!', 'Order', 'o-1', 'OrderPlaced', '{}')";
+    let daemon = Daemon::start(&world, &format!("[kafka]\nbrokers = \"{}\"\n", brokers()), &["--role", "relay"]);
+    daemon.ready().await;
+    world.run_sql(append).await;
+    let states = "select state from outbox_exception order by id";
+    until("it is DEAD", async || world.text(states).await == "(DEAD)").await;
+    world.run_sql(append).await;
+    until("the next one waits", async || world.text(states).await == "(DEAD)\n(PARKED)").await;
+    let listed = world.dipmo(&["outbox", "list", "--state", "DEAD", "-o", "name"]).ok().out;
+    world.dipmo(&["outbox", "discard", listed.trim(), "--reason", "wrong topic", "--yes"]).ok();
+    until("the next one was tried", async || world.text(states).await == "(DISCARDED)\n(DEAD)").await;
+    daemon.signal("-TERM");
+    assert_eq!(daemon.ended().code, 0);
+}

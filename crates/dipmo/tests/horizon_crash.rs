@@ -26,7 +26,9 @@ async fn a_killed_server_costs_duplicates_and_nothing_else() {
     let broker = Scripted::new();
     let (trigger, shutdown) = ShutdownTrigger::new();
     let kafka = Arc::new(Named(broker.clone(), "r1".to_owned()));
-    let relay = stress.world.relay(RelayOptions { kafka: Some(kafka), internal: false, ..RelayOptions::new("r1") });
+    let options = RelayOptions { kafka: Some(kafka), internal: false, notify: false, ..RelayOptions::new("r1") };
+    let relay = stress.world.relay(options);
+    stress.world.execute("update dipmo.relay_wake set quiet = false").await;
     let relay = tokio::spawn(async move { relay.run(shutdown).await });
     let mut writers = JoinSet::new();
     for n in 0..4 {

@@ -16,9 +16,10 @@ use stress::{Stress, percentile, seed};
 use support::{Named, Scripted, World};
 use tokio::task::{JoinHandle, JoinSet};
 
-fn run_relay(world: &World, broker: &Arc<Scripted>, node: &str, shutdown: Shutdown) -> JoinHandle<()> {
+/// With `notify` off, writers can prepare transactions at any time.
+fn run_relay(world: &World, broker: &Arc<Scripted>, node: &str, notify: bool, shutdown: Shutdown) -> JoinHandle<()> {
     let kafka = Arc::new(Named(broker.clone(), node.to_owned()));
-    let options = RelayOptions { kafka: Some(kafka), internal: false, ..RelayOptions::new(node) };
+    let options = RelayOptions { kafka: Some(kafka), internal: false, notify, ..RelayOptions::new(node) };
     let relay = world.relay(options);
     tokio::spawn(async move { relay.run(shutdown).await })
 }
@@ -39,7 +40,7 @@ async fn nothing_is_lost_or_overtaken_and_healthy_writers_hardly_notice() {
     let stress = Stress::new(World::real_time().await).await;
     let broker = Scripted::new();
     let (trigger, shutdown) = ShutdownTrigger::new();
-    let relay = run_relay(&stress.world, &broker, "r1", shutdown);
+    let relay = run_relay(&stress.world, &broker, "r1", true, shutdown);
     steady_phase(&stress, 300).await;
     stress.wait_until_sent(&broker).await;
     let calm = stress.latencies(&broker);
@@ -77,16 +78,17 @@ async fn two_relays_that_come_and_go_lose_and_overtake_nothing() {
     let seed = seed();
     let stress = Stress::new(World::real_time().await).await;
     let broker = Scripted::new();
+    stress.world.execute("update dipmo.relay_wake set quiet = false").await;
     let mut disturbers = JoinSet::new();
     for n in 0..3 {
         disturbers.spawn(stress.clone().rough(seed + n));
         disturbers.spawn(stress.clone().idle(seed + 10 + n, 300));
     }
     let (keep, shutdown) = ShutdownTrigger::new();
-    let lasting = run_relay(&stress.world, &broker, "lasting", shutdown);
+    let lasting = run_relay(&stress.world, &broker, "lasting", false, shutdown);
     for round in 0..4 {
         let (trigger, shutdown) = ShutdownTrigger::new();
-        let passing = run_relay(&stress.world, &broker, &format!("passing{round}"), shutdown);
+        let passing = run_relay(&stress.world, &broker, &format!("passing{round}"), false, shutdown);
         steady_phase(&stress, 100).await;
         trigger.stop();
         passing.await.unwrap();

@@ -116,7 +116,8 @@ async fn a_relay_that_dies_at_any_point_hands_over_exactly_once() {
 async fn workers_are_woken_and_an_idle_relay_sends_within_milliseconds() {
     let world = World::real_time().await;
     world.subscribe("billing", "Placed").await;
-    let options = dipmo::relay::RelayOptions { poll_fallback: Duration::from_secs(30), ..dipmo::relay::RelayOptions::new("r1") };
+    let options =
+        dipmo::relay::RelayOptions { poll_fallback: Duration::from_secs(30), ..dipmo::relay::RelayOptions::new("r1") };
     let woken = options.inbox_wake.clone();
     let relay = world.relay(options);
     let (trigger, shutdown) = ShutdownTrigger::new();

@@ -278,3 +278,20 @@ async fn the_heartbeat_tells_what_the_relay_sees() {
         assert!(detail[0].contains(name), "{name} in {}", detail[0]);
     }
 }
+
+#[tokio::test]
+async fn an_exception_whose_message_is_gone_is_given_up() {
+    let world = World::new().await;
+    let broker = Scripted::new();
+    let relay = world.relay(broker.options("r1"));
+    drain(&relay).await;
+    world
+        .execute(
+            "insert into dipmo.outbox_exception (id, shard, destination, key, state, next_attempt_at)
+             select 1, dipmo.outbox_shard('KAFKA:orders', 'a'), 'KAFKA:orders', 'a', 'RETRY', '2020-01-01'",
+        )
+        .await;
+    drain(&relay).await;
+    let codes = world.texts("select state || ' ' || error_code from dipmo.outbox_exception").await;
+    assert_eq!(codes, ["DEAD ROW_GONE"]);
+}

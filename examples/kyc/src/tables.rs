@@ -12,9 +12,7 @@ use tokio_postgres::types::ToSql;
 pub const SCHEMA_DEFAULT: &str = "kyc";
 
 const CREATE: &str = "
--- kyc.create
-create schema if not exists kyc;
-
+-- tables.create
 create table if not exists kyc.hit (
     notification_id text primary key,
     customer_id     text not null,
@@ -84,7 +82,8 @@ impl Tables {
 
     /// Makes the tables where they are missing.
     pub async fn create(&self, db: &Db) -> anyhow::Result<()> {
-        Ok(db.client().await?.batch_execute(&self.sql(CREATE)).await?)
+        let create = format!("create schema if not exists {}; {}", self.schema, self.sql(CREATE));
+        Ok(db.client().await?.batch_execute(&create).await?)
     }
 
     /// A statement as it reads on this schema.

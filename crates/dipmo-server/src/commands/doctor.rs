@@ -31,7 +31,7 @@ fn sheet(diagnosis: &Diagnosis) -> String {
             Verdict::Note => "note",
             Verdict::Degraded => "DEGRADED",
         };
-        text.push_str(&format!("{verdict:<9} {:<11} {}\n", check.name, check.finding));
+        text.push_str(&format!("{verdict:<9} {:<11} {}\n", check.name, output::harmless(&check.finding)));
         if let Some(advice) = &check.advice {
             text.push_str(&format!("{:21} -> {advice}\n", ""));
         }

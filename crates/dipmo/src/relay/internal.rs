@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use metrics::counter;
 use tokio::sync::Notify;
 
 use super::horizon::View;
@@ -28,6 +29,7 @@ impl Lane {
         rows.retain(|row| moved.contains(&row.shard));
         let handed = self.link.hand_over(&subscriptions.deliveries(&rows)).await?;
         self.link.commit().await?;
+        counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
         if handed > 0 {
             wake(&self.options.inbox_wake);
         }

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
+use super::RelayOptions;
 use super::horizon::{Snapshot, View};
 use super::leases::Leases;
 use super::publish::Sender;
 use super::shard::Shard;
-use super::RelayOptions;
 use crate::error::Result;
 use crate::store::postgres::relay::Link;
 use crate::store::postgres::relay_rows::{BatchLog, Cursors, ExceptionRow, LateRanges};
@@ -120,10 +120,6 @@ impl Lane {
         Ok(step)
     }
 
-    pub(crate) fn uses(&self, shard: i16) -> bool {
-        self.shards.contains_key(&shard)
-    }
-
     pub(crate) fn open_ranges(&self) -> usize {
         self.shards.values().map(Shard::open_ranges).sum()
     }
@@ -131,7 +127,13 @@ impl Lane {
     /// Takes in new shards, lets go of those that are lost, leaving, or may have lost their lease.
     fn follow_leases(&mut self, view: &View) {
         let (leases, lease) = (&self.leases, self.options.lease);
-        self.shards.retain(|shard, state| leases.holds(*shard, state.epoch(), lease));
+        self.shards.retain(|shard, state| {
+            let holds = leases.holds(*shard, state.epoch(), lease);
+            if !holds {
+                leases.let_go(*shard, state.epoch());
+            }
+            holds
+        });
         for taken in self.leases.arrivals(self.name) {
             self.shards.insert(taken.shard, Shard::new(taken));
             if let Some(sender) = &mut self.sender {
@@ -184,7 +186,8 @@ impl Lane {
         let late_complete = i64::try_from(late_rows.len()).is_ok_and(|count| count < LATE_MAX);
         let cursors = if hold { Cursors::default() } else { self.cursors(view, &late, late_complete) };
         let rows_max = i64::try_from(limit).unwrap_or(i64::MAX);
-        let fresh = if cursors.0.is_empty() { Vec::new() } else { R::fresh(&self.link, &cursors, view.safe, rows_max).await? };
+        let fresh =
+            if cursors.0.is_empty() { Vec::new() } else { R::fresh(&self.link, &cursors, view.safe, rows_max).await? };
         if snapshot.is_some() {
             self.link.commit().await?;
         }

@@ -16,6 +16,8 @@ struct Lease {
     renewed: Instant,
     /// What was found when it was taken, until the lane has it.
     arrival: Option<TakenShard>,
+    /// The lane works on it.
+    in_use: bool,
     /// To be given back as soon as the lane has let go of it.
     leaving: bool,
 }
@@ -24,8 +26,9 @@ impl Leases {
     pub(crate) fn add(&self, lane: &'static str, taken: Vec<TakenShard>, now: Instant) {
         let mut held = self.lock();
         for shard in taken {
-            let lease = Lease { lane, epoch: shard.epoch, renewed: now, leaving: false, arrival: None };
-            held.insert(shard.shard, Lease { arrival: Some(shard), ..lease });
+            let (number, epoch) = (shard.shard, shard.epoch);
+            let arrival = Some(shard);
+            held.insert(number, Lease { lane, epoch, renewed: now, arrival, in_use: false, leaving: false });
         }
     }
 
@@ -57,13 +60,20 @@ impl Leases {
         of_lane.take(surplus).for_each(|lease| lease.leaving = true);
     }
 
-    /// Takes out what is leaving and not in any lane's hands.
-    pub(crate) fn take_left(&self, in_use: impl Fn(i16) -> bool) -> Vec<(i16, i64)> {
+    /// Takes out what is leaving and no lane works on.
+    pub(crate) fn take_left(&self) -> Vec<(i16, i64)> {
         let mut held = self.lock();
-        let left: Vec<(i16, i64)> =
-            held.iter().filter(|(shard, lease)| lease.leaving && !in_use(**shard)).map(|(s, l)| (*s, l.epoch)).collect();
+        let free = held.iter().filter(|(_, lease)| lease.leaving && !lease.in_use);
+        let left: Vec<(i16, i64)> = free.map(|(shard, lease)| (*shard, lease.epoch)).collect();
         left.iter().for_each(|(shard, _)| drop(held.remove(shard)));
         left
+    }
+
+    /// The lane does no more with the shard.
+    pub(crate) fn let_go(&self, shard: i16, epoch: i64) {
+        if let Some(lease) = self.lock().get_mut(&shard).filter(|lease| lease.epoch == epoch) {
+            lease.in_use = false;
+        }
     }
 
     /// True while the lease cannot have ended, and the shard is to be worked on.
@@ -75,7 +85,12 @@ impl Leases {
     /// Shards of the lane that it has not seen yet.
     pub(crate) fn arrivals(&self, lane: &str) -> Vec<TakenShard> {
         let mut held = self.lock();
-        held.values_mut().filter(|lease| lease.lane == lane).filter_map(|lease| lease.arrival.take()).collect()
+        let waiting = held.values_mut().filter(|lease| lease.lane == lane && !lease.leaving && lease.arrival.is_some());
+        let arrive = |lease: &mut Lease| {
+            lease.in_use = true;
+            lease.arrival.take()
+        };
+        waiting.filter_map(arrive).collect()
     }
 
     /// The lowest cursor among the arrivals.

@@ -68,6 +68,10 @@ pub struct RelayOptions {
     pub poll_min: Duration,
     /// The outbox is read this often even when nobody announces anything.
     pub poll_fallback: Duration,
+    /// Whether writers may wake the relays by NOTIFY while little happens. PostgreSQL refuses to PREPARE a
+    /// transaction that has notified, so a database with two-phase writers turns this off on all relays;
+    /// then a quiet outbox is read at the fallback interval.
+    pub notify: bool,
     /// Whether this relay serves INTERNAL.
     pub internal: bool,
     /// What sends to Kafka; without it this relay leaves that lane to others.
@@ -97,6 +101,7 @@ impl RelayOptions {
             batch_rows: 500,
             poll_min: Duration::from_millis(2),
             poll_fallback: Duration::from_millis(100),
+            notify: true,
             internal: true,
             kafka: None,
             retry: RetryPolicy::default(),
@@ -206,14 +211,14 @@ impl Relay {
         let mut pace = Pace::new(Instant::now());
         let mut told = Instant::now();
         let mut woken = Woken::Signal;
-        session.set_quiet(true).await?;
+        session.set_quiet(self.options.notify).await?;
         while !shutdown.requested() {
             let begun = Instant::now();
             let mut step = RelayStep::default();
             let moved = session.turn(&mut step).await?;
             let changed = pace.polled(moved, woken, Instant::now());
             if changed || (pace.is_busy() && told.elapsed() >= REPEAT_BUSY) {
-                session.set_quiet(!pace.is_busy()).await?;
+                session.set_quiet(self.options.notify && !pace.is_busy()).await?;
                 told = Instant::now();
             }
             // A change of the flag takes effect later than it is made: look once more before sleeping.

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use metrics::{counter, gauge, histogram};
 use tracing::{info, warn};
 
+use super::RelayOptions;
 use super::breaker::Breaker;
 use super::horizon::View;
 use super::keys::{Key, OpenKeys};
 use super::lane::{Found, Lane, LaneStep, ReadRow};
 use super::state::{OutboxEvent, OutboxState};
-use super::RelayOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::relay::Link;
 use crate::store::postgres::relay_rows::{Cursors, ExceptionRow, LateRanges, OutRow};
@@ -88,7 +88,7 @@ impl Lane {
             return Ok(LaneStep { breaker_until: until, ..LaneStep::default() });
         }
         self.refresh_keys().await?;
-        let mut candidates = self.read_reopened().await?;
+        let (mut candidates, gone) = self.read_reopened().await?;
         let reopened = candidates.len();
         let found = self.read_new(view).await?;
         let keys = &self.sender().keys;
@@ -109,6 +109,7 @@ impl Lane {
         step.sent = outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count();
         self.measure(&candidates, &outcomes);
         let mut exceptions = self.judge(&candidates, outcomes)?;
+        exceptions.extend(gone);
         for candidate in &parked {
             exceptions.push(exception(candidate, OutboxEvent::Blocked, None, None)?);
         }
@@ -134,12 +135,12 @@ impl Lane {
 
     /// Rows that are exceptions and may be sent now: failed ones that are due, and those that waited
     /// behind one which is settled.
-    async fn read_reopened(&mut self) -> Result<Vec<Candidate>> {
+    async fn read_reopened(&mut self) -> Result<(Vec<Candidate>, Vec<ExceptionRow>)> {
         let keys = &self.sender.as_ref().expect("only lanes with a sender publish").keys;
         let due = keys.due();
         let released = keys.released();
         if due.is_empty() && released.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), Vec::new()));
         }
         let mut wanted: HashMap<i64, (i16, OutboxState, i32)> =
             due.iter().map(|head| (head.id, (head.shard, OutboxState::Retry, head.attempts))).collect();
@@ -149,7 +150,8 @@ impl Lane {
             for head in released {
                 let own: Vec<_> = rows.iter().filter(|row| row.is_of(head)).collect();
                 let parked = own.iter().take_while(|row| row.state == OutboxState::Parked.name());
-                let count = parked.map(|row| wanted.insert(row.id, (row.shard, OutboxState::Parked, row.attempts))).count();
+                let count =
+                    parked.map(|row| wanted.insert(row.id, (row.shard, OutboxState::Parked, row.attempts))).count();
                 // All of the key is on its way in this batch, so what is new may follow in the same.
                 if count == own.len() && i64::try_from(own.len()).is_ok_and(|len| len < OpenKeys::DRAIN_MAX) {
                     drained.insert(Key::of(head));
@@ -164,10 +166,14 @@ impl Lane {
         // Whatever comes of them, the keys are not as they were read.
         sender.forget_keys();
         let candidate = |row: OutRow| {
-            let (_, state, attempts) = wanted[&row.id()];
+            let (_, state, attempts) = wanted.remove(&row.id()).expect("only rows that are wanted are read");
             Candidate { row, state, attempts }
         };
-        Ok(rows.into_iter().map(candidate).collect())
+        let candidates = rows.into_iter().map(candidate).collect();
+        Ok((
+            candidates,
+            wanted.into_iter().map(|(id, (shard, state, attempts))| gone(id, shard, state, attempts)).collect(),
+        ))
     }
 
     async fn read_new(&mut self, view: &View) -> Result<Found<OutRow>> {
@@ -294,6 +300,22 @@ impl ReadRow for OutRow {
 
     fn place(&self) -> (i16, i64) {
         (self.shard(), self.id())
+    }
+}
+
+/// An exception whose message is no longer in the outbox can only be given up.
+fn gone(id: i64, shard: i16, state: OutboxState, attempts: i32) -> ExceptionRow {
+    ExceptionRow {
+        id,
+        shard,
+        destination: String::new(),
+        key: String::new(),
+        was: Some(state.name()),
+        state: OutboxState::Dead.name(),
+        attempts,
+        delay: None,
+        code: Some("ROW_GONE".to_owned()),
+        message: Some("the outbox no longer holds the message".to_owned()),
     }
 }
 

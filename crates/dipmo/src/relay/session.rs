@@ -27,6 +27,8 @@ use crate::store::postgres::relay_lease as store;
 const SHARDS_PER_LANE: usize = 16;
 /// A listing for gaps looks at this many rows of a shard; what is beyond is the next poll's.
 const LISTED_ROWS_MAX: i64 = 2_000;
+/// A relay with less than its share looks this often for shards that others gave back.
+const TEND_HUNGRY: Duration = Duration::from_secs(1);
 /// A staller of this age is named in the log.
 const STALLER_NAMED_AFTER: Duration = Duration::from_secs(1);
 
@@ -42,6 +44,8 @@ pub(super) struct Session {
     running: FuturesUnordered<LaneRun>,
     lanes: Vec<&'static str>,
     tended: Option<Instant>,
+    /// Less than a fair share is owned.
+    hungry: bool,
     /// Stallers that were named, for the heartbeat.
     named: BTreeMap<u64, Value>,
     backlog: BTreeMap<&'static str, i64>,
@@ -71,6 +75,7 @@ impl Session {
             running: FuturesUnordered::new(),
             lanes,
             tended: None,
+            hungry: false,
             named: BTreeMap::new(),
             backlog: BTreeMap::new(),
         };
@@ -81,9 +86,11 @@ impl Session {
     /// whether the last id had moved.
     pub(super) async fn turn(&mut self, step: &mut RelayStep) -> Result<bool> {
         let every = self.options.tend_every.unwrap_or(self.options.lease / 3);
+        let every = if self.hungry { every.min(TEND_HUNGRY) } else { every };
         if self.tended.is_none_or(|at| at.elapsed() >= every) {
             self.tend().await?;
         }
+        self.give_back().await?;
         step.shards = self.leases.len();
         let Some((view, moved)) = self.poll().await? else { return Ok(false) };
         let view = Arc::new(view);
@@ -191,7 +198,7 @@ impl Session {
             let renewed = store::renew(&self.db, &node, &held, lease).await?;
             self.leases.renewed(&held, &renewed, asked_at);
         }
-        self.give_back(&node).await?;
+        self.hungry = false;
         for lane in self.lanes.clone() {
             let alive = store::alive(&self.db, lane, lease).await?.max(1);
             let share = SHARDS_PER_LANE.div_ceil(alive);
@@ -204,6 +211,8 @@ impl Session {
                 if !taken.is_empty() {
                     info!(lane, shards = taken.len(), "took shards");
                 }
+                // Others have to give back first: look again soon.
+                self.hungry |= own.len() + taken.len() < share;
                 self.leases.add(lane, taken, asked_at);
             }
         }
@@ -211,14 +220,13 @@ impl Session {
         Ok(())
     }
 
-    async fn give_back(&mut self, node: &str) -> Result<()> {
-        let at_work = self.is_working();
-        let left = self.leases.take_left(|shard| at_work || self.idle.iter().any(|lane| lane.uses(shard)));
+    async fn give_back(&mut self) -> Result<()> {
+        let left = self.leases.take_left();
         if left.is_empty() {
             return Ok(());
         }
         info!(shards = left.len(), "gave shards back");
-        store::release(&self.db, node, &left).await
+        store::release(&self.db, &self.options.node, &left).await
     }
 
     /// Finishes what is under way and gives everything back.

@@ -150,7 +150,9 @@ impl KafkaPublisher {
         loop {
             match client.send(record) {
                 Ok(()) => return Ok(()),
-                Err((KafkaError::MessageProduction(Code::QueueFull), again)) if tokio::time::Instant::now() < give_up => {
+                Err((KafkaError::MessageProduction(Code::QueueFull), again))
+                    if tokio::time::Instant::now() < give_up =>
+                {
                     record = again;
                     tokio::time::sleep(QUEUE_FULL_WAIT).await;
                 }

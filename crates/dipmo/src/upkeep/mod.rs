@@ -77,6 +77,9 @@ impl Upkeep {
         let cut = self.cut().await.map(|made| report.partitions_made = made);
         let retained = self.retain(&mut report).await;
         self.forget(&mut report).await.and(retained).and(cut)?;
+        if report.partitions_made > 0 || report.entries_forgotten > 0 {
+            info!(made = report.partitions_made, forgotten = report.entries_forgotten, "chores done");
+        }
         *self.chores_done_at.lock().expect("no code panics while it holds the time") = Some(Instant::now());
         Ok(report)
     }

@@ -18,7 +18,12 @@ impl World {
         let url = std::env::var("DIPMO_TEST_POSTGRES")
             .expect("DIPMO_TEST_POSTGRES is not set: run the tests with `cargo xtask test`");
         let schema = format!("t_op_{}", uuid::Uuid::new_v4().simple());
-        let options = DbOptions { schema: schema.clone(), connections_max: 4, ..DbOptions::new(url.clone()) };
+        let options = DbOptions {
+            schema: schema.clone(),
+            connections_max: 4,
+            application_name: schema.clone(),
+            ..DbOptions::new(url.clone())
+        };
         let db = Db::open(options).unwrap();
         schema::migrate(&db).await.unwrap();
         let sql = connect(&url).await;
@@ -116,7 +121,12 @@ impl Drop for World {
         let cleaner = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let drop = format!("set lock_timeout = '5s'; drop schema {schema} cascade");
+                // A refusal rolls back on drop, but this thread's runtime, which would tell the server, is
+                // blocked by us.
+                let end = format!(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = '{schema}'"
+                );
+                let drop = format!("set lock_timeout = '5s'; {end}; drop schema {schema} cascade");
                 let _ = connect(&url).await.batch_execute(&drop).await;
             });
         });

@@ -41,7 +41,8 @@ impl World {
 
     pub async fn on(url: &str, clock: Clock) -> Self {
         let schema = format!("t{}", Uuid::now_v7().simple());
-        let db = Db::open(DbOptions { schema, connections_max: 8, clock: clock.clone(), ..DbOptions::new(url) }).unwrap();
+        let db =
+            Db::open(DbOptions { schema, connections_max: 8, clock: clock.clone(), ..DbOptions::new(url) }).unwrap();
         schema::migrate(&db).await.unwrap();
         Self { db, clock, url: url.to_owned() }
     }

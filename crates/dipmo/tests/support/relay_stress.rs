@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
@@ -95,7 +95,8 @@ impl Stress {
 
     async fn rough_once(&self, client: &Client, rng: &mut StdRng) -> Result<(), Error> {
         let kind = rng.random_range(0..100);
-        let mut keys: Vec<String> = (0..rng.random_range(1..8)).map(|_| format!("rough-{}", rng.random_range(0..KEYS))).collect();
+        let mut keys: Vec<String> =
+            (0..rng.random_range(1..8)).map(|_| format!("rough-{}", rng.random_range(0..KEYS))).collect();
         // Locks are taken in one order, so that the writers do not meet in deadlocks.
         keys.sort();
         client.batch_execute("begin").await?;

@@ -19,14 +19,17 @@ pub(crate) mod relay_lease;
 pub(crate) mod relay_rows;
 pub mod schema;
 mod settle;
+mod tls;
 pub(crate) mod upkeep;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Transaction};
-use tokio_postgres::{Config, NoTls};
+use tokio_postgres::Config;
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -41,6 +44,7 @@ const CONNECTIONS_MAX: usize = 16;
 pub struct Db {
     pool: Pool,
     config: Config,
+    tls: MakeRustlsConnect,
     schema: String,
     clock: Clock,
 }
@@ -48,8 +52,10 @@ pub struct Db {
 /// How to reach the database.
 #[derive(Clone)]
 pub struct DbOptions {
-    /// `postgres://user:password@host:port/database`; never printed.
+    /// `postgres://user:password@host:port/database?sslmode=require`; never printed.
     pub url: String,
+    /// Who may vouch for the server, with `sslmode=require`; the system's authorities unless given.
+    pub ca_file: Option<PathBuf>,
     pub schema: String,
     pub connections_max: usize,
     pub application_name: String,
@@ -60,6 +66,7 @@ impl DbOptions {
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
+            ca_file: None,
             schema: SCHEMA_DEFAULT.to_owned(),
             connections_max: CONNECTIONS_MAX,
             application_name: "dipmo".to_owned(),
@@ -89,13 +96,14 @@ impl Db {
             Error::invalid("the database URL is not valid: postgres://user:password@host:port/database")
         })?;
         config.application_name(&options.application_name);
+        let tls = tls::connector(&mut config, options.ca_file.as_deref())?;
         let manager =
-            Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+            Manager::from_config(config.clone(), tls.clone(), ManagerConfig { recycling_method: RecyclingMethod::Fast });
         let pool = Pool::builder(manager)
             .max_size(options.connections_max)
             .build()
             .map_err(|error| Error::invalid("making the connection pool").source(error))?;
-        Ok(Self { pool, config, schema: options.schema, clock: options.clock })
+        Ok(Self { pool, config, tls, schema: options.schema, clock: options.clock })
     }
 
     pub fn schema(&self) -> &str {
@@ -109,6 +117,10 @@ impl Db {
     /// The settings to open a connection outside the pool, for LISTEN.
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    pub(crate) fn tls(&self) -> MakeRustlsConnect {
+        self.tls.clone()
     }
 
     /// A pooled connection.

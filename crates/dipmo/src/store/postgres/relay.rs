@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, Row, Statement};
 
 use super::{Db, failed};
 use crate::error::{Error, ErrorKind, Result};
@@ -125,7 +126,7 @@ pub(crate) struct SessionInfo {
 impl Link {
     pub(crate) async fn open(db: &Db, role: &str) -> Result<Self> {
         let unavailable = |e| Error::new(ErrorKind::Unavailable, "connecting to PostgreSQL").source(e);
-        let (client, connection) = named(db.config(), role).connect(NoTls).await.map_err(unavailable)?;
+        let (client, connection) = named(db.config(), role).connect(db.tls()).await.map_err(unavailable)?;
         let driver = tokio::spawn(async move {
             // What goes wrong here is told to whoever uses the client.
             let _ = connection.await;
@@ -230,7 +231,7 @@ impl Link {
 /// Listens to the writers of the schema's outbox until the connection breaks.
 pub(crate) async fn listen(db: &Db, mut heard: impl FnMut()) -> Result<()> {
     let unavailable = |e| Error::new(ErrorKind::Unavailable, "listening on PostgreSQL").source(e);
-    let (client, mut connection) = named(db.config(), "relay listen").connect(NoTls).await.map_err(unavailable)?;
+    let (client, mut connection) = named(db.config(), "relay listen").connect(db.tls()).await.map_err(unavailable)?;
     let statement = format!("listen {}_outbox", db.schema());
     let listening = client.batch_execute(&statement);
     tokio::pin!(listening);
@@ -256,7 +257,14 @@ pub(crate) async fn listen(db: &Db, mut heard: impl FnMut()) -> Result<()> {
 fn named(config: &Config, role: &str) -> Config {
     let base = config.get_application_name().unwrap_or("dipmo").to_owned();
     let mut config = config.clone();
-    config.application_name(format!("{base} {role}"));
+    // A network that swallows everything must not look like a server that thinks for long.
+    config
+        .application_name(format!("{base} {role}"))
+        .connect_timeout(Duration::from_secs(10))
+        .keepalives_idle(Duration::from_secs(10))
+        .keepalives_interval(Duration::from_secs(5))
+        .keepalives_retries(3)
+        .tcp_user_timeout(Duration::from_secs(30));
     config
 }
 

@@ -1,0 +1,49 @@
+//! The gauges that are read from the database, as Prometheus sees them.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod world;
+
+use dipmo::store::postgres::{Db, DbOptions};
+use dipmo::upkeep::{Upkeep, UpkeepOptions};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use world::World;
+
+#[tokio::test]
+async fn gauges_show_what_is_open_and_fall_to_zero_when_it_is_gone() {
+    let world = World::new().await;
+    world.parked_key("k").await;
+    world.unsent("k", "DEAD").await;
+    let process = "insert into process (id, type, business_key, state, status, version, data)
+                   values (gen_random_uuid(), 'kyc', 'c', 'REVIEW', 'RUNNING', 1, '{}')";
+    world.run_sql(process).await;
+    world.run_sql("insert into node (name, role, seen_at) values ('n', 'relay', now() - interval '700 seconds')").await;
+    let recorder = PrometheusBuilder::new().build_recorder();
+    // For this thread alone, on which the whole test runs.
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let options = DbOptions { schema: world.schema.clone(), ..DbOptions::new(world.url()) };
+    let upkeep = Upkeep::new(Db::open(options).unwrap(), UpkeepOptions::default()).unwrap();
+    upkeep.measure().await.unwrap();
+    let shown = recorder.handle().render();
+    for line in [
+        "dipmo_inbox_depth{consumer=\"billing\",state=\"DEAD\"} 1",
+        "dipmo_inbox_depth{consumer=\"billing\",state=\"PARKED\"} 1",
+        "dipmo_inbox_depth{consumer=\"billing\",state=\"RECEIVED\"} 0",
+        "dipmo_parked_keys{consumer=\"billing\"} 1",
+        "dipmo_outbox_pending{lane=\"KAFKA\"} 1",
+        "dipmo_outbox_exceptions{lane=\"KAFKA\",state=\"DEAD\"} 1",
+        "dipmo_process_instances{type=\"kyc\",status=\"RUNNING\",state=\"REVIEW\"} 1",
+        "dipmo_relay_heartbeat_age_seconds 7",
+    ] {
+        assert!(shown.contains(line), "{line} is missing in:\n{shown}");
+    }
+    world.run_sql("update process set state = 'DONE', status = 'SUCCEEDED'; delete from outbox_exception").await;
+    upkeep.measure().await.unwrap();
+    let shown = recorder.handle().render();
+    for line in [
+        "dipmo_process_instances{type=\"kyc\",status=\"RUNNING\",state=\"REVIEW\"} 0",
+        "dipmo_process_instances{type=\"kyc\",status=\"SUCCEEDED\",state=\"DONE\"} 1",
+        "dipmo_outbox_exceptions{lane=\"KAFKA\",state=\"DEAD\"} 0",
+    ] {
+        assert!(shown.contains(line), "{line} is missing in:\n{shown}");
+    }
+}
