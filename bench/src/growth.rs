@@ -29,6 +29,7 @@ struct Slice {
 /// `bench ingest --growth`
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let servers = Servers::start()?;
+    servers.age().await?;
     let records = HISTORIES[HISTORIES.len() - 1] + SLICES * SLICE;
     fill(&servers, args, records).await?;
     let mut report = Report::new(
@@ -47,7 +48,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         (Work::Process, "inline, process step", "process: 1 M against 10 k"),
     ] {
         let mut medians = Vec::new();
-        for (history, slices) in measure(&servers, work).await? {
+        for (history, slices) in measure(&servers, args, work).await? {
             let of = |value: fn(&Slice) -> f64| slices.iter().map(value).collect::<Vec<f64>>();
             report.line(&format!(
                 "| {name} | {history} | {} | {} | {} | {} | {} |",
@@ -67,12 +68,12 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     report.save()
 }
 
-async fn measure(servers: &Servers, work: Work) -> Result<Vec<(usize, Vec<Slice>)>> {
+async fn measure(servers: &Servers, args: &Args, work: Work) -> Result<Vec<(usize, Vec<Slice>)>> {
     let database = "bench_growth";
     servers.fresh_database(database).await?;
     let meter = servers.meter(database).await?;
     let progress = Progress::of(work);
-    let node = start(servers, database, work).await?;
+    let node = start(servers, args, database, work).await?;
     let mut windows = Vec::new();
     for history in HISTORIES {
         let mut slices = Vec::new();

@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// Only contestants whose name contains this
     #[arg(long)]
     only: Option<String>,
+    /// A setting of librdkafka for dipmo's consumer, name=value; may be repeated
+    #[arg(long)]
+    pub(crate) kafka: Vec<String>,
     /// One long run a mode, measured at 10 thousand, 100 thousand and a million rows of history
     #[arg(long)]
     pub(crate) growth: bool,
@@ -49,6 +52,7 @@ const COUNT: &str = "limit: bare consumer";
 /// `bench ingest`
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let servers = Servers::start()?;
+    servers.age().await?;
     fill(&servers, args, args.records).await?;
     // A commit for each key and batch: a tenth is enough to measure and takes as long as all the others.
     let enlisted = (args.records / 10).max(1);
@@ -69,10 +73,10 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
             let run = match name {
                 LEAN => lean(&servers, args).await,
                 COUNT => count(&servers, args).await,
-                STORE => ingress(&servers, Work::Store, args.records).await,
-                WORKER => ingress(&servers, Work::Worker, args.records).await,
-                PROCESS => ingress(&servers, Work::Process, args.records).await,
-                _ => ingress(&servers, Work::Enlisted, enlisted).await,
+                STORE => ingress(&servers, args, Work::Store, args.records).await,
+                WORKER => ingress(&servers, args, Work::Worker, args.records).await,
+                PROCESS => ingress(&servers, args, Work::Process, args.records).await,
+                _ => ingress(&servers, args, Work::Enlisted, enlisted).await,
             };
             let run = run.with_context(|| name.to_owned())?;
             match results.iter_mut().find(|(known, _)| known == name) {
@@ -111,7 +115,7 @@ pub(crate) async fn fill(servers: &Servers, args: &Args, records: usize) -> Resu
 }
 
 /// One run of dipmo, in a database of its own.
-async fn ingress(servers: &Servers, work: Work, records: usize) -> Result<Run> {
+async fn ingress(servers: &Servers, args: &Args, work: Work, records: usize) -> Result<Run> {
     let database = "bench_ingest";
     servers.fresh_database(database).await?;
     let meter = servers.meter(database).await?;
@@ -119,12 +123,12 @@ async fn ingress(servers: &Servers, work: Work, records: usize) -> Result<Run> {
         meter.client.batch_execute("create table bench_account (key text primary key, seen bigint not null)").await?;
     }
     if work == Work::Worker {
-        let node = start(servers, database, Work::Store).await?;
+        let node = start(servers, args, database, Work::Store).await?;
         Progress::of(Work::Store).reach(&meter, records).await?;
         node.stop().await?;
         servers.checkpoint().await?;
     }
-    let mut run = measured(servers, database, &meter, work, records).await?;
+    let mut run = measured(servers, args, database, &meter, work, records).await?;
     let dead = meter.dead_rows().await?;
     run.dead_made = dead.made as f64 / records as f64;
     run.dead_left = dead.left as f64 / records as f64;
@@ -134,10 +138,17 @@ async fn ingress(servers: &Servers, work: Work, records: usize) -> Result<Run> {
     Ok(run)
 }
 
-async fn measured(servers: &Servers, database: &str, meter: &Meter, work: Work, records: usize) -> Result<Run> {
+async fn measured(
+    servers: &Servers,
+    args: &Args,
+    database: &str,
+    meter: &Meter,
+    work: Work,
+    records: usize,
+) -> Result<Run> {
     let progress = Progress::of(work);
     let before = meter.sample(None).await?;
-    let node = start(servers, database, work).await?;
+    let node = start(servers, args, database, work).await?;
     let rate = progress.reach(meter, records).await?;
     let after = meter.sample(Some(node.pid())).await?;
     let usage = node.usage()?;
@@ -158,7 +169,7 @@ async fn measured(servers: &Servers, database: &str, meter: &Meter, work: Work, 
     })
 }
 
-pub(crate) async fn start(servers: &Servers, database: &str, work: Work) -> Result<Node> {
+pub(crate) async fn start(servers: &Servers, args: &Args, database: &str, work: Work) -> Result<Node> {
     let name = match work {
         Work::Store => "store",
         Work::Worker => "worker",
@@ -170,7 +181,10 @@ pub(crate) async fn start(servers: &Servers, database: &str, work: Work) -> Resu
     static GROUPS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     let more = usize::from(work != Work::Worker);
     let group = format!("bench-{}", GROUPS.fetch_add(more, std::sync::atomic::Ordering::Relaxed) + more);
-    Node::start(&["ingress", &servers.url(database), &servers.brokers(), TOPIC, &group, name]).await
+    let (url, brokers) = (servers.url(database), servers.brokers());
+    let mut words = vec!["ingress", &url, &brokers, TOPIC, &group, name];
+    words.extend(args.kafka.iter().map(String::as_str));
+    Node::start(&words).await
 }
 
 /// How far a node is: a cheap look first, an exact one at the end.

@@ -13,7 +13,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use crate::child::Node;
 use crate::load;
 use crate::meter::Meter;
-use crate::relay::{APPEND, Args, DATABASE, PARTITIONS};
+use crate::relay::{APPEND, Args, DATABASE, PARTITIONS, start};
 use crate::servers::{Servers, connect};
 
 /// Connections that write in turn, so that a slow commit does not hold up the next row.
@@ -44,7 +44,7 @@ type Moments = HashMap<usize, i64>;
 pub(crate) async fn run(servers: &Servers, args: &Args, topic: &str) -> Result<(Latency, (f64, f64))> {
     servers.create_topic(topic, PARTITIONS, &[("message.timestamp.type", "LogAppendTime")]).await?;
     let meter = servers.meter(DATABASE).await?;
-    let node = Node::start(&["relay", &servers.url(DATABASE), &servers.brokers(), &args.linger_ms.to_string()]).await?;
+    let node = start(servers, args).await?;
     let last = meter.number("select max(id) from dipmo.outbox").await?;
     let behind = "select min(cursor) from dipmo.relay_shard where lane = 'KAFKA' and owner is not null";
     while meter.number(behind).await? < last {

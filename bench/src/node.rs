@@ -18,12 +18,12 @@ use dipmo::runner::Worker;
 use dipmo::shutdown::ShutdownTrigger;
 use dipmo::store::postgres::{Db, DbOptions};
 use dipmo::transport::kafka::{KafkaOptions, KafkaPublisher};
+use dipmo::wake::Wake;
 use futures_util::TryStreamExt as _;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::json;
 use time::OffsetDateTime;
-use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::load;
@@ -39,9 +39,11 @@ pub(crate) enum Role {
         consumer: String,
         #[arg(value_enum)]
         work: Work,
+        /// Settings of librdkafka, name=value
+        kafka: Vec<String>,
     },
     /// The outbox to Kafka
-    Relay { url: String, brokers: String, linger_ms: u64 },
+    Relay { url: String, brokers: String, linger_ms: u64, kafka: Vec<String> },
     /// The least a durable inbox can be: one table, 500 rows a transaction
     Lean { url: String, records: usize, keys: usize, size: usize },
     /// A consumer that only counts
@@ -67,8 +69,10 @@ pub(crate) enum Work {
 
 pub(crate) async fn run(role: Role) -> Result<()> {
     match role {
-        Role::Ingress { url, brokers, topic, consumer, work } => ingress(url, brokers, topic, consumer, work).await,
-        Role::Relay { url, brokers, linger_ms } => relay(url, brokers, linger_ms).await,
+        Role::Ingress { url, brokers, topic, consumer, work, kafka } => {
+            ingress(url, options(brokers, &kafka), topic, consumer, work).await
+        }
+        Role::Relay { url, brokers, linger_ms, kafka } => relay(url, options(brokers, &kafka), linger_ms).await,
         Role::Lean { url, records, keys, size } => lean(&url, records, keys, size).await,
         Role::Count { brokers, topic, records } => {
             told_to_go().await?;
@@ -83,6 +87,13 @@ pub(crate) async fn run(role: Role) -> Result<()> {
         }
         Role::Copy { url } => copy(&url).await,
     }
+}
+
+fn options(brokers: String, settings: &[String]) -> KafkaOptions {
+    let mut options = KafkaOptions::new(brokers);
+    let pairs = settings.iter().filter_map(|setting| setting.split_once('='));
+    options.settings.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    options
 }
 
 fn say(word: &str) -> Result<()> {
@@ -107,7 +118,7 @@ async fn stdin_closed() -> Result<()> {
     Ok(())
 }
 
-async fn ingress(url: String, brokers: String, topic: String, consumer: String, work: Work) -> Result<()> {
+async fn ingress(url: String, kafka: KafkaOptions, topic: String, consumer: String, work: Work) -> Result<()> {
     let db = Db::open(DbOptions::new(url))?;
     let mut consumer = match work {
         Work::Enlisted => Consumer::enlisted(consumer, Counting),
@@ -118,17 +129,16 @@ async fn ingress(url: String, brokers: String, topic: String, consumer: String, 
     consumer.backlog_max = usize::MAX >> 2;
     let consumer = Arc::new(consumer);
     let (trigger, shutdown) = ShutdownTrigger::new();
-    let wake = Arc::new(Notify::new());
+    let wake = Wake::default();
     let owner = format!("bench-{}", Uuid::now_v7());
     say("ready")?;
     let mut tasks = Vec::new();
     if work != Work::Worker {
-        let options = KafkaOptions::new(brokers);
-        let ingress = KafkaIngress::new(db.clone(), consumer.clone(), options, owner.clone(), wake.clone()).await?;
+        let ingress = KafkaIngress::new(db.clone(), consumer.clone(), kafka, owner.clone(), wake.clone()).await?;
         tasks.push(tokio::spawn(ingress.run(shutdown.clone())));
     }
     if work != Work::Store {
-        let worker = Worker::new(db, consumer, owner, wake).await?;
+        let worker = Worker::new(db, consumer, owner, &wake).await?;
         tasks.push(tokio::spawn(worker.run(shutdown)));
     }
     stdin_closed().await?;
@@ -170,11 +180,10 @@ impl EnlistedHandler for Counting {
     }
 }
 
-async fn relay(url: String, brokers: String, linger_ms: u64) -> Result<()> {
+async fn relay(url: String, mut kafka: KafkaOptions, linger_ms: u64) -> Result<()> {
     let db = Db::open(DbOptions::new(url))?;
     let mut options = RelayOptions::new(format!("bench-{}", Uuid::now_v7()));
     options.internal = false;
-    let mut kafka = KafkaOptions::new(brokers);
     kafka.linger = Duration::from_millis(linger_ms);
     options.kafka = Some(Arc::new(KafkaPublisher::new(kafka)?));
     let relay = Relay::new(db, options)?;

@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// How long the relay's producer waits for company
     #[arg(long, default_value_t = 5)]
     pub(crate) linger_ms: u64,
+    /// A setting of librdkafka for the relay's producer, name=value; may be repeated
+    #[arg(long)]
+    kafka: Vec<String>,
     /// Rows a second while latency is measured
     #[arg(long, default_value_t = 200)]
     pub(crate) latency_rate: u32,
@@ -56,6 +59,7 @@ const PRODUCE: &str = "limit: bare producer";
 /// `bench relay`
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let servers = Servers::start()?;
+    servers.age().await?;
     servers.create_topic(TOPIC, PARTITIONS, &[]).await?;
     servers.create_topic(TOPIC_BARE, PARTITIONS, &[]).await?;
     servers.fresh_database(DATABASE).await?;
@@ -190,7 +194,7 @@ async fn drain(servers: &Servers, args: &Args) -> Result<Run> {
     let dead_before = meter.dead_rows().await?;
     let published = servers.records_in(TOPIC, PARTITIONS)?;
     let before = meter.sample(None).await?;
-    let node = Node::start(&["relay", &servers.url(DATABASE), &servers.brokers(), &args.linger_ms.to_string()]).await?;
+    let node = start(servers, args).await?;
     let rate = drained(&meter, args.rows).await?;
     let cost = meter.sample(Some(node.pid())).await? - before;
     let usage = node.usage()?;
@@ -211,6 +215,14 @@ async fn drain(servers: &Servers, args: &Args) -> Result<Run> {
         dead_left: dead.left as f64 / each,
         rss_mb: usage.rss_peak_mb,
     })
+}
+
+/// A relay in a process of its own.
+pub(crate) async fn start(servers: &Servers, args: &Args) -> Result<Node> {
+    let (url, brokers, linger) = (servers.url(DATABASE), servers.brokers(), args.linger_ms.to_string());
+    let mut words = vec!["relay", &url, &brokers, &linger];
+    words.extend(args.kafka.iter().map(String::as_str));
+    Node::start(&words).await
 }
 
 /// Waits until every cursor is at the end; the rate counts from when the first had moved.

@@ -13,11 +13,15 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::meter::Meter;
 
+/// 2 GB of them.
+const WAL_SEGMENTS: usize = 128;
 const KAFKA_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Durable as in production; checkpoints are far apart, so that they fall into no run by chance.
 pub(crate) const SETTINGS: &[(&str, &str)] = &[
     ("max_wal_size", "4GB"),
+    // What a server in use has: segments to write again, instead of new ones to fill with zeroes first.
+    ("min_wal_size", "2GB"),
     ("checkpoint_timeout", "30min"),
     ("effective_cache_size", "4GB"),
     ("shared_preload_libraries", "pg_stat_statements"),
@@ -42,6 +46,17 @@ impl Servers {
         let postgres = Postgres::start(options).context("starting PostgreSQL");
         let kafka = kafka.join().map_err(|_| anyhow!("the thread that starts Kafka panicked"))?;
         Ok(Self { postgres: postgres?, kafka: kafka.context("starting Kafka")? })
+    }
+
+    /// Makes WAL segments for the runs to use again; a server just made has none.
+    pub(crate) async fn age(&self) -> Result<()> {
+        let admin = connect(&self.url("postgres")).await?;
+        for _ in 0..WAL_SEGMENTS {
+            admin.batch_execute("select pg_logical_emit_message(true, 'bench', 'x')").await?;
+            admin.batch_execute("select pg_switch_wal()").await?;
+        }
+        admin.batch_execute("checkpoint").await?;
+        Ok(())
     }
 
     pub(crate) fn brokers(&self) -> String {

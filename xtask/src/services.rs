@@ -25,22 +25,14 @@ impl Services {
         eprintln!("starting PostgreSQL and Kafka (the first time downloads Kafka)");
         let kafka = thread::spawn(|| Kafka::start(KafkaOptions::default()));
         let postgres = Postgres::start(PostgresOptions::default()).context("starting PostgreSQL");
-        let kafka = kafka
-            .join()
-            .map_err(|_| anyhow!("the thread that starts Kafka panicked"))?
-            .context("starting Kafka");
-        Ok(Self {
-            postgres: postgres?,
-            kafka: kafka?,
-        })
+        let kafka =
+            kafka.join().map_err(|_| anyhow!("the thread that starts Kafka panicked"))?.context("starting Kafka");
+        Ok(Self { postgres: postgres?, kafka: kafka? })
     }
 
     /// The environment in which tests use these servers.
     pub(crate) fn env(&self) -> [(&'static str, String); 2] {
-        [
-            (POSTGRES_VARIABLE, self.postgres.url()),
-            (KAFKA_VARIABLE, self.kafka.bootstrap()),
-        ]
+        [(POSTGRES_VARIABLE, self.postgres.url()), (KAFKA_VARIABLE, self.kafka.bootstrap())]
     }
 }
 
@@ -51,11 +43,7 @@ pub(crate) fn run() -> Result<()> {
         println!("export {name}={value}");
     }
     println!("# psql {}", services.postgres.url());
-    println!(
-        "# logs: {} and {}",
-        services.postgres.log_file().display(),
-        services.kafka.log_file().display()
-    );
+    println!("# logs: {} and {}", services.postgres.log_file().display(), services.kafka.log_file().display());
     println!("# running until Ctrl-C or the end of stdin");
     io::copy(&mut io::stdin(), &mut io::sink()).context("waiting on stdin")?;
     Ok(())

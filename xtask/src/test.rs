@@ -68,11 +68,7 @@ fn steps(args: &Args, services: &Services) -> Vec<Step> {
 
 impl Step {
     fn new(name: &'static str, command: &str) -> Self {
-        Self {
-            name,
-            args: command.split(' ').map(str::to_owned).collect(),
-            env: Vec::new(),
-        }
+        Self { name, args: command.split(' ').map(str::to_owned).collect(), env: Vec::new() }
     }
 
     fn test(args: &Args, services: &Services) -> Self {

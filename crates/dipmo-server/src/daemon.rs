@@ -7,17 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipmo::consumer::{Consumer, Source};
-use dipmo::ingress::KafkaIngress;
-use dipmo::relay::{Relay, RelayOptions};
-use dipmo::runner::Worker;
+use dipmo::consumer::Consumer;
+use dipmo::node::{Loops, Node, NodeOptions, Roles};
 use dipmo::shutdown::{Shutdown, ShutdownTrigger};
 use dipmo::store::postgres::{Db, schema};
-use dipmo::transport::Publisher;
-use dipmo::transport::kafka::{KafkaOptions, KafkaPublisher};
-use dipmo::upkeep::Upkeep;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::cli::Role;
@@ -25,7 +19,6 @@ use crate::config::{Config, Problem};
 use crate::exit::{Exit, Quit};
 use crate::handler::SqlHandler;
 use crate::health::Health;
-use crate::loops::Loops;
 use crate::{http, telemetry};
 
 /// How often a database that is away is tried at the start.
@@ -65,7 +58,7 @@ async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit
     health.started();
     info!(node, loops = loops.names().join(", "), "running");
     let ended = tokio::select! {
-        name = loops.first_end() => Some(name),
+        ended = loops.next_end() => Some(name_of(ended)),
         () = signals.next() => None,
     };
     if let Some(name) = &ended {
@@ -75,7 +68,7 @@ async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit
     health.draining();
     trigger.stop();
     tokio::select! {
-        drained = tokio::time::timeout(config.node.drain_max.0, loops.all_end()) => {
+        drained = tokio::time::timeout(config.node.drain_max.0, all_end(&mut loops)) => {
             if drained.is_err() {
                 let left = loops.names().join(", ");
                 return Err(Quit::new(Exit::Failed, format!("not drained within {}: {left}", config.node.drain_max)));
@@ -89,7 +82,20 @@ async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit
     }
 }
 
-/// Every loop of the daemon is one line here.
+/// Which loop ended, or how.
+fn name_of(ended: Option<dipmo::Result<String>>) -> String {
+    match ended {
+        Some(Ok(name)) => name,
+        Some(Err(error)) => error.to_string(),
+        None => "every loop".to_owned(),
+    }
+}
+
+async fn all_end(loops: &mut Loops) {
+    while loops.next_end().await.is_some() {}
+}
+
+/// What the configuration and the command line ask for, running.
 async fn start(
     config: &Config,
     db: &Db,
@@ -97,79 +103,40 @@ async fn start(
     has: impl Fn(Role) -> bool,
     shutdown: &Shutdown,
 ) -> Result<Loops, Quit> {
-    let kafka = config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map_err(misconfigured)?;
-    let mut loops = Loops::new(shutdown.clone());
-    let mut wakes = Vec::new();
-    for (consumer, wake) in consumers(config, db).await? {
-        let (name, new) =
-            (consumer.name.clone(), || (db.clone(), Arc::clone(&consumer), node.to_owned(), Arc::clone(&wake)));
-        if has(Role::Worker) {
-            let (db, consumer, node, wake) = new();
-            let worker = Worker::new(db, consumer, node, wake).await?;
-            loops.spawn(format!("worker {name}"), |shutdown| worker.run(shutdown));
-        }
-        if let (true, true, Some(kafka)) = (has(Role::Ingress), reads_kafka(&consumer), &kafka) {
-            let (db, consumer, node, wake) = new();
-            let ingress = KafkaIngress::new(db, consumer, kafka.clone(), node, wake).await?;
-            loops.spawn(format!("ingress {name}"), |shutdown| ingress.run(shutdown));
-        }
-        wakes.push(wake);
+    let options = NodeOptions {
+        roles: Roles {
+            ingress: has(Role::Ingress),
+            worker: has(Role::Worker),
+            relay: has(Role::Relay),
+            upkeep: has(Role::Upkeep),
+        },
+        kafka: config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map_err(misconfigured)?,
+        relay: config.relay.options(node),
+        upkeep: config.upkeep(),
+        ..NodeOptions::new(node)
+    };
+    let mut running = Node::new(db.clone(), options);
+    for consumer in consumers(config, db).await? {
+        running = running.consumer(consumer);
     }
-    if has(Role::Relay) {
-        let inbox_wake = Arc::new(Notify::new());
-        let relay = Relay::new(db.clone(), relay_options(config, node, kafka.as_ref(), &inbox_wake)?)?;
-        loops.spawn("relay", |shutdown| async move { relay.run(shutdown).await });
-        loops.spawn("wake-up", |shutdown| wake_all(inbox_wake, wakes, shutdown));
-    }
-    if has(Role::Upkeep) {
-        let upkeep = Upkeep::new(db.clone(), config.upkeep())?;
-        loops.spawn("upkeep", |shutdown| async move { upkeep.run(shutdown).await });
-    }
+    let loops = running.start(shutdown.clone()).await?;
     if loops.names().is_empty() {
         return Err(Quit::new(Exit::Usage, "there is nothing to run for these roles").hint("configure a [[consumer]]"));
     }
     Ok(loops)
 }
 
-/// The consumers of the file, with their functions known to exist, and what wakes their workers.
-async fn consumers(config: &Config, db: &Db) -> Result<Vec<(Arc<Consumer>, Arc<Notify>)>, Quit> {
+/// The consumers of the file, with their functions known to exist.
+async fn consumers(config: &Config, db: &Db) -> Result<Vec<Consumer>, Quit> {
     let mut consumers = Vec::new();
     for (n, section) in config.consumer.iter().enumerate() {
         let handler = SqlHandler::checked(db, &section.handler.sql).await.map_err(|error| {
             let quit = Quit::from(error);
             Quit { message: format!("consumer[{n}] {}: {}", section.name, quit.message), ..quit }
         })?;
-        consumers.push((Arc::new(section.consumer(Arc::new(handler))), Arc::new(Notify::new())));
+        consumers.push(section.consumer(Arc::new(handler)));
     }
     Ok(consumers)
-}
-
-fn reads_kafka(consumer: &Consumer) -> bool {
-    consumer.sources.iter().any(|source| matches!(source, Source::Kafka { .. }))
-}
-
-fn relay_options(
-    config: &Config,
-    node: &str,
-    kafka: Option<&KafkaOptions>,
-    inbox_wake: &Arc<Notify>,
-) -> Result<RelayOptions, Quit> {
-    let publisher = kafka.map(|kafka| KafkaPublisher::new(kafka.clone())).transpose()?;
-    Ok(RelayOptions {
-        kafka: publisher.map(|publisher| Arc::new(publisher) as Arc<dyn Publisher>),
-        inbox_wake: Arc::clone(inbox_wake),
-        ..config.relay.options(node)
-    })
-}
-
-/// The relay tells once that consumers got something; every worker of this process hears it.
-async fn wake_all(signal: Arc<Notify>, wakes: Vec<Arc<Notify>>, mut shutdown: Shutdown) {
-    while !shutdown.requested() {
-        tokio::select! {
-            () = signal.notified() => wakes.iter().for_each(|wake| wake.notify_one()),
-            () = shutdown.wait() => {}
-        }
-    }
 }
 
 /// Waits for a database that is away; refuses one whose schema does not fit.

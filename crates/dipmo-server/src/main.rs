@@ -8,7 +8,6 @@ mod exit;
 mod handler;
 mod health;
 mod http;
-mod loops;
 mod output;
 mod telemetry;
 mod tracing_export;

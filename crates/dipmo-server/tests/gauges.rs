@@ -20,7 +20,8 @@ async fn gauges_show_what_is_open_and_fall_to_zero_when_it_is_gone() {
     let recorder = PrometheusBuilder::new().build_recorder();
     // For this thread alone, on which the whole test runs.
     let _guard = metrics::set_default_local_recorder(&recorder);
-    let options = DbOptions { schema: world.schema.clone(), ..DbOptions::new(world.url()) };
+    let (schema, application_name) = (world.schema.clone(), world.schema.clone());
+    let options = DbOptions { schema, application_name, ..DbOptions::new(world.url()) };
     let upkeep = Upkeep::new(Db::open(options).unwrap(), UpkeepOptions::default()).unwrap();
     upkeep.measure().await.unwrap();
     let shown = recorder.handle().render();

@@ -3,7 +3,7 @@
 //! Modules in the order of the flow: [`ingress`] takes records from a broker, [`inbox`] says what
 //! becomes of each, [`process`] and [`handler`] are where user code decides, [`runner`] drives them,
 //! [`relay`] sends what the outbox holds, [`upkeep`] keeps the tables in shape, [`operator`] looks
-//! and repairs.
+//! and repairs. A [`node::Node`] runs them all.
 
 pub mod ingress;
 pub mod inbox;
@@ -14,6 +14,7 @@ pub mod runner;
 pub mod relay;
 pub mod upkeep;
 pub mod operator;
+pub mod node;
 
 pub mod store;
 pub mod transport;
@@ -24,6 +25,7 @@ pub mod error;
 pub mod failure;
 pub mod message;
 pub mod shutdown;
+pub mod wake;
 
 pub use error::{Error, ErrorKind, Result};
 pub use message::{Destination, Message, OutMessage};

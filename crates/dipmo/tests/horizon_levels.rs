@@ -4,9 +4,6 @@
 #[path = "support/relay.rs"]
 mod support;
 
-use std::time::Duration;
-
-use dipmo::relay::{HorizonOptions, RelayOptions};
 use support::{Scripted, World, drain};
 use tokio_postgres::Client;
 
@@ -149,8 +146,9 @@ async fn the_daily_jump_of_the_sequence_passes_with_a_transaction_left_open() {
 async fn with_too_many_gaps_the_relay_waits_and_says_so() {
     let world = World::new().await;
     let broker = Scripted::new();
-    let narrow = HorizonOptions { gap_ranges_max: 1, locks_after: Duration::ZERO, stall_after: Duration::ZERO };
-    let relay = world.relay(RelayOptions { horizon: narrow, ..broker.options("r1") });
+    let mut options = broker.options("r1");
+    options.horizon.gap_ranges_max = 1;
+    let relay = world.relay(options);
     let open = leave_open(&world, "late", &["1"]).await;
     world.append(TOPIC, "quick", &["1"]).await;
     add(&world, &open, "late", "2").await;
@@ -178,4 +176,21 @@ async fn a_large_transaction_that_was_left_open_comes_out_whole_and_in_order() {
     drain(&relay).await;
     let expected: Vec<String> = (1..=12_001).map(|n: u32| n.to_string()).collect();
     assert_eq!(broker.bodies_of("late"), expected);
+}
+
+#[tokio::test]
+async fn the_heartbeat_names_the_session_that_stalls() {
+    let world = World::new().await;
+    let broker = Scripted::new();
+    let relay = world.relay(broker.options("r1"));
+    let open = leave_open(&world, "late", &["1"]).await;
+    let pid: i32 = open.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+    world.append(TOPIC, "quick", &["1"]).await;
+    drain(&relay).await;
+    let detail = "select concat_ws(' ', detail ->> 'level', s ->> 'pid', s ->> 'application_name')
+                  from dipmo.node, jsonb_array_elements(detail -> 'stallers') s where s ->> 'pid' = ";
+    assert_eq!(world.texts(&format!("{detail} '{pid}'")).await, [format!("3 {pid} writer")]);
+    open.batch_execute("rollback").await.unwrap();
+    drain(&relay).await;
+    assert_eq!(world.texts(&format!("{detail} '{pid}'")).await, [""; 0]);
 }

@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipmo::backoff::RetryPolicy;
-use dipmo::consumer::{Consumer, VersionPolicy};
+use dipmo::consumer::{Consumer, Grouping, Handler, VersionPolicy};
+use dipmo::handler::EnlistedHandler;
 
 use hits::screening::{ScoreScreening, Screening};
 use hits::{HitDesk, HitProcess};
@@ -38,6 +39,10 @@ pub const REVIEW_TOPIC: &str = "kyc.reviews";
 /// The consumers that face the outside.
 pub const HIT_INTAKE: &str = "kyc.hit-intake";
 pub const ONBOARDING_INTAKE: &str = "kyc.onboarding-intake";
+
+/// What was in hand when a node was killed is tried one by one afterwards, in case one of them was the
+/// killer: a smaller batch makes for a quicker recovery.
+const BATCH_MAX: usize = 100;
 
 /// How the example runs.
 #[derive(Clone)]
@@ -81,8 +86,8 @@ pub fn consumers(options: &Options) -> Vec<Consumer> {
     let mut consumers = vec![
         intake(Consumer::process(HIT_INTAKE, HitProcess), options, NOTIFICATION_TOPIC, hits::NOTIFICATION),
         Consumer::process("kyc.hit-process", HitProcess).from_internal(&hits::EVENTS),
-        Consumer::enlisted("kyc.hits", hits).from_internal(&[hits::CREATE_HIT, hits::QUALIFY_HIT]),
-        Consumer::enlisted("kyc.review", ReviewDesk::new(tables.clone(), topic))
+        desk("kyc.hits", hits).from_internal(&[hits::CREATE_HIT, hits::QUALIFY_HIT]),
+        desk("kyc.review", ReviewDesk::new(tables.clone(), topic))
             .from_internal(&[review::START_REVIEW, review::REVIEW_STARTED]),
         intake(
             Consumer::process(ONBOARDING_INTAKE, OnboardingProcess),
@@ -91,12 +96,13 @@ pub fn consumers(options: &Options) -> Vec<Consumer> {
             onboarding::ONBOARDING,
         ),
         Consumer::process("kyc.onboarding-process", OnboardingProcess).from_internal(&onboarding::EVENTS),
-        Consumer::enlisted("kyc.onboarding", OnboardingDesk::new(tables.clone()))
+        desk("kyc.onboarding", OnboardingDesk::new(tables.clone()))
             .from_internal(&[onboarding::QUALIFY_CUSTOMER, onboarding::CREATE_BLOCK]),
     ];
     for consumer in &mut consumers {
         consumer.retry = options.retry.clone();
         consumer.lease = options.lease;
+        consumer.batch_max = BATCH_MAX;
     }
     consumers
 }
@@ -105,6 +111,12 @@ pub fn consumers(options: &Options) -> Vec<Consumer> {
 fn intake(consumer: Consumer, options: &Options, topic: &str, event_type: &str) -> Consumer {
     let consumer = if options.kafka { consumer.from_kafka(&[topic]) } else { consumer.from_internal(&[event_type]) };
     Consumer { versions: VersionPolicy::ParkOnGap, ..consumer }
+}
+
+/// Desks write a few small rows a message, so that one commit for many customers pays; where a message
+/// of the batch fails, it is taken apart by customer.
+fn desk(name: &str, handler: impl EnlistedHandler) -> Consumer {
+    Consumer::new(name, Handler::Enlisted { handler: Arc::new(handler), grouping: Grouping::Batch })
 }
 
 #[cfg(test)]

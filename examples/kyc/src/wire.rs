@@ -25,12 +25,7 @@ pub(crate) struct Nothing {}
 
 /// A message to another module in the same database. Everything about a customer has the customer as
 /// its key, so that it is handled in order.
-pub(crate) fn internal(
-    aggregate: (&str, &str),
-    event_type: &str,
-    customer: &str,
-    body: &impl Serialize,
-) -> OutMessage {
+pub(crate) fn internal(aggregate: (&str, &str), event_type: &str, customer: &str, body: &impl Serialize) -> OutMessage {
     keyed(OutMessage::internal(aggregate, event_type).json(body), customer)
 }
 

@@ -64,7 +64,8 @@ async fn an_onboarding_ends_with_a_block() {
     assert_eq!(world.path("o-1").await, ["RECEIVED", "QUALIFIED", "BLOCK_CREATED", "COMPLETED"]);
     assert_eq!(world.effects("o-1").await, ["customer-qualified", "block-created"]);
     assert_eq!(world.texts("select extent from kyc.block").await, ["full"]);
-    let told = "select event_type from dipmo.outbox where event_type in ('CustomerQualified', 'BlockCreated') order by id";
+    let told =
+        "select event_type from dipmo.outbox where event_type in ('CustomerQualified', 'BlockCreated') order by id";
     assert_eq!(world.texts(told).await, ["CustomerQualified", "BlockCreated"]);
 }
 

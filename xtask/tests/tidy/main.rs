@@ -33,12 +33,8 @@ fn check(rule: impl Fn(&Source, &mut Vec<String>)) {
 fn ratchet(name: &str, lines: usize, max: usize, table: &[(&str, usize)]) -> Option<String> {
     match table.iter().find(|(listed, _)| *listed == name) {
         None if lines > max => Some(format!("has {lines} lines, at most {max}: split it")),
-        Some((_, now)) if lines > *now => {
-            Some(format!("has {lines} lines, it had {now}: split it"))
-        }
-        Some((_, now)) if lines < *now => {
-            Some(format!("has {lines} lines: lower {now} in the table"))
-        }
+        Some((_, now)) if lines > *now => Some(format!("has {lines} lines, it had {now}: split it")),
+        Some((_, now)) if lines < *now => Some(format!("has {lines} lines: lower {now} in the table")),
         _ => None,
     }
 }

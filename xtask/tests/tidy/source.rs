@@ -50,11 +50,7 @@ impl Source {
         let path = file.strip_prefix(root()).expect("below the root");
         let path = path.to_string_lossy().replace('\\', "/");
         let text = fs::read_to_string(file).expect("the file is UTF-8");
-        let code = if path.ends_with(".rs") {
-            scrub(&text)
-        } else {
-            text.clone()
-        };
+        let code = if path.ends_with(".rs") { scrub(&text) } else { text.clone() };
         Self { path, text, code }
     }
 
@@ -78,11 +74,7 @@ impl Source {
     }
 
     pub(crate) fn code_lines(&self) -> usize {
-        self.code
-            .lines()
-            .map(str::trim)
-            .filter(|line| !line.is_empty() && !line.starts_with("--"))
-            .count()
+        self.code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("--")).count()
     }
 
     /// The code without the items under `#[cfg(test)]`; lines keep their places.
@@ -178,11 +170,7 @@ fn literal_length(rest: &str, in_word: bool) -> usize {
         // Otherwise a lifetime.
         let mut next = body.chars();
         let is_char = next.next() == Some('\\') || next.next() == Some('\'');
-        return if is_char {
-            quoted_length(rest, '\'')
-        } else {
-            0
-        };
+        return if is_char { quoted_length(rest, '\'') } else { 0 };
     }
     if in_word {
         return 0;
@@ -198,9 +186,7 @@ fn literal_length(rest: &str, in_word: bool) -> usize {
     }
     let opened = rest.len() - body.len() + 1;
     let close = format!("\"{hashes}");
-    body[1..]
-        .find(&close)
-        .map_or(rest.len(), |end| opened + end + close.len())
+    body[1..].find(&close).map_or(rest.len(), |end| opened + end + close.len())
 }
 
 fn quoted_length(rest: &str, quote: char) -> usize {
@@ -226,15 +212,8 @@ fn comments_and_literals_are_not_code() {
 #[test]
 fn functions_are_measured_with_their_bodies() {
     let text = "fn a(x: [u8; 2]) -> u8 {\n  match x {\n    _ => 1 }\n}\nfn b();\n";
-    let source = Source {
-        path: String::new(),
-        text: text.into(),
-        code: scrub(text),
-    };
-    let found: Vec<_> = source
-        .functions()
-        .into_iter()
-        .map(|(name, range)| (name, text[range].lines().count()))
-        .collect();
+    let source = Source { path: String::new(), text: text.into(), code: scrub(text) };
+    let found: Vec<_> =
+        source.functions().into_iter().map(|(name, range)| (name, text[range].lines().count())).collect();
     assert_eq!(found, [("a", 4), ("b", 1)]);
 }

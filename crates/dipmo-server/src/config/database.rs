@@ -18,6 +18,8 @@ pub(crate) struct DatabaseConfig {
     pub(crate) url: Option<Secret>,
     pub(crate) url_env: Option<String>,
     pub(crate) url_file: Option<PathBuf>,
+    /// Who may vouch for the server, when the URL says `sslmode=require`.
+    pub(crate) ca_file: Option<PathBuf>,
     pub(crate) schema: String,
     pub(crate) connections: usize,
 }
@@ -29,6 +31,7 @@ impl Default for DatabaseConfig {
             url: None,
             url_env: None,
             url_file: None,
+            ca_file: None,
             schema: defaults.schema,
             connections: defaults.connections_max,
         }
@@ -59,6 +62,7 @@ impl DatabaseConfig {
         }?;
         Ok(DbOptions {
             schema: self.schema.clone(),
+            ca_file: self.ca_file.clone(),
             connections_max: self.connections,
             application_name: application_name.to_owned(),
             ..DbOptions::new(url.expose())

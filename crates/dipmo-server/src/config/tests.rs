@@ -132,6 +132,17 @@ fn secrets_come_from_a_variable_or_a_file_and_what_is_missing_is_named() {
 }
 
 #[test]
+fn a_certificate_authority_without_encryption_is_refused() {
+    let options = |url: &str| {
+        let text = format!("[database]\nurl = \"{url}\"\nca_file = \"/nowhere/ca.pem\"\n");
+        parse(&text).unwrap().database.options("t").unwrap()
+    };
+    let open = |url: &str| dipmo::store::postgres::Db::open(options(url)).unwrap_err().to_string();
+    assert!(open("postgres://u@h/d").contains("does not say sslmode=require"));
+    assert!(open("postgres://u@h/d?sslmode=require").contains("CA file /nowhere/ca.pem"));
+}
+
+#[test]
 fn arbitrary_bytes_never_panic() {
     let seed: u64 = rand::rng().random();
     let mut rng: rand::rngs::StdRng = rand::SeedableRng::seed_from_u64(seed);

@@ -153,7 +153,11 @@ impl Drop for World {
         let cleaner = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let drop = format!("set lock_timeout = '5s'; drop schema if exists {schema} cascade");
+                // What a test opened under the name of its schema may still have to roll back.
+                let end = format!(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = '{schema}'"
+                );
+                let drop = format!("set lock_timeout = '5s'; {end}; drop schema if exists {schema} cascade");
                 let _ = connect(&url).await.batch_execute(&drop).await;
             });
         });

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::decode::decode;
@@ -22,6 +21,7 @@ use crate::store::postgres::Db;
 use crate::store::postgres::inbox::PgInbox;
 use crate::transport::kafka::KafkaOptions;
 use crate::transport::kafka_source::{KafkaSource, Partition, Polled};
+use crate::wake::Wake;
 
 /// A partition that changed hands this often without any commit may hold a message that kills its
 /// process: it is stored first and handled by workers, who count attempts before they begin.
@@ -39,7 +39,7 @@ pub struct KafkaIngress {
     subscription: Subscription,
     source: KafkaSource,
     owner: String,
-    wake: Arc<Notify>,
+    wake: Wake,
     taken: HashMap<Partition, (u64, TakenPartition)>,
     backlog_checked: Option<Instant>,
 }
@@ -64,7 +64,7 @@ impl KafkaIngress {
         consumer: Arc<Consumer>,
         options: KafkaOptions,
         owner: String,
-        wake: Arc<Notify>,
+        wake: Wake,
     ) -> Result<Self> {
         let clock = db.clock().clone();
         let store = Arc::new(PgInbox::register(db, &consumer).await?);
@@ -72,7 +72,7 @@ impl KafkaIngress {
     }
 
     /// An ingress over any store.
-    pub fn with(runner: Runner, options: KafkaOptions, owner: String, wake: Arc<Notify>) -> Result<Self> {
+    pub fn with(runner: Runner, options: KafkaOptions, owner: String, wake: Wake) -> Result<Self> {
         let consumer = runner.consumer();
         let subscription = consumer.sources.iter().find_map(|source| match source {
             Source::Kafka { topics, group, system } => Some(Subscription {
@@ -124,7 +124,7 @@ impl KafkaIngress {
                 Ok(report) => {
                     self.source.settled(&batch);
                     if report.received + report.retried + report.parked > 0 {
-                        self.wake.notify_one();
+                        self.wake.fire();
                     }
                     break;
                 }

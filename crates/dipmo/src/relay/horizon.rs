@@ -26,6 +26,8 @@ pub struct HorizonOptions {
     pub stall_after: Duration,
     /// With more open ranges than this the horizon waits for its stallers.
     pub gap_ranges_max: usize,
+    /// A staller of this age is named in the log and in the heartbeat.
+    pub name_after: Duration,
 }
 
 impl Default for HorizonOptions {
@@ -34,6 +36,7 @@ impl Default for HorizonOptions {
             locks_after: Duration::from_millis(20),
             stall_after: Duration::from_millis(25),
             gap_ranges_max: 1_000,
+            name_after: Duration::from_secs(1),
         }
     }
 }
@@ -170,8 +173,8 @@ impl Horizon {
     }
 
     /// Levels 2 and 3. The locks were read after the snapshot: who ran then and holds none now either
-    /// never had an id or has ended. Returns who became a staller.
-    pub(crate) fn locks(&mut self, holders: &[Holder], now: Instant) -> Vec<(u64, Staller)> {
+    /// never had an id or has ended.
+    pub(crate) fn locks(&mut self, holders: &[Holder], now: Instant) {
         let mut lockers: Vec<(u64, Option<i32>)> = Vec::new();
         for xid in &self.snapshot.running {
             #[allow(clippy::cast_possible_truncation)] // The lock table knows only the low 32 bits.
@@ -180,15 +183,10 @@ impl Horizon {
                 lockers.push((*xid, holder.pid));
             }
         }
-        let mut new = Vec::new();
-        if let Some(oldest) = self.marks.front() {
-            if now.duration_since(oldest.since) >= self.options.stall_after {
-                for (xid, pid) in lockers.iter().filter(|(xid, _)| *xid < oldest.xid) {
-                    let staller = Staller { pid: *pid, since: now };
-                    if self.stallers.insert(*xid, staller).is_none() {
-                        new.push((*xid, staller));
-                    }
-                }
+        let stalled = |mark: &&Mark| now.duration_since(mark.since) >= self.options.stall_after;
+        if let Some(oldest) = self.marks.front().filter(stalled) {
+            for (xid, pid) in lockers.iter().filter(|(xid, _)| *xid < oldest.xid) {
+                self.stallers.entry(*xid).or_insert(Staller { pid: *pid, since: now });
             }
         }
         let mut others = lockers.iter().filter(|(xid, _)| !self.stallers.contains_key(xid));
@@ -197,7 +195,6 @@ impl Horizon {
         if !self.marks.is_empty() {
             self.level = if self.stallers.is_empty() { 2 } else { 3 };
         }
-        new
     }
 
     /// Moves over what is decided for good. Where a staller may own an id on the way, it asks for the

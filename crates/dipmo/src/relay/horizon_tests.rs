@@ -185,6 +185,9 @@ fn locks_are_matched_by_the_low_half_of_a_transaction_id() {
     let (now, epoch) = (Instant::now(), 3u64 << 32);
     horizon.mark(10, Some(epoch + 100), now);
     horizon.snapshot(Snapshot { xmin: epoch + 50, xmax: epoch + 101, running: vec![epoch + 50] }, now);
-    let new = horizon.locks(&[Holder { xid_low: 50, pid: Some(7) }], now + 30 * MS);
-    assert_eq!(new.iter().map(|(xid, staller)| (*xid, staller.pid)).collect::<Vec<_>>(), [(epoch + 50, Some(7))]);
+    horizon.locks(&[Holder { xid_low: 50, pid: Some(7) }], now + 30 * MS);
+    let first = Staller { pid: Some(7), since: now + 30 * MS };
+    assert_eq!(horizon.stallers().get(&(epoch + 50)), Some(&first));
+    horizon.locks(&[Holder { xid_low: 50, pid: Some(7) }], now + 60 * MS);
+    assert_eq!(horizon.stallers().get(&(epoch + 50)), Some(&first), "it stalls since it was first seen to");
 }

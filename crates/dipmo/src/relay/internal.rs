@@ -1,10 +1,8 @@
 //! The INTERNAL lane: hands rows to consumers in the same database, exactly once, because the hand-over
 //! and the cursor are one transaction.
 
-use std::sync::Arc;
 
 use metrics::counter;
-use tokio::sync::Notify;
 
 use super::horizon::View;
 use super::lane::{Found, Lane, LaneStep, ReadRow};
@@ -31,7 +29,7 @@ impl Lane {
         self.link.commit().await?;
         counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
         if handed > 0 {
-            wake(&self.options.inbox_wake);
+            self.options.inbox_wake.fire();
         }
         Ok(step)
     }
@@ -49,10 +47,4 @@ impl ReadRow for IdRow {
     fn place(&self) -> (i16, i64) {
         (self.shard, self.id)
     }
-}
-
-/// Everyone who waits now, and the next one who would.
-fn wake(signal: &Arc<Notify>) {
-    signal.notify_waiters();
-    signal.notify_one();
 }

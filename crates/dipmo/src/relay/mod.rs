@@ -38,6 +38,7 @@ use crate::error::{Error, Result};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::Db;
 use crate::transport::Publisher;
+use crate::wake::Wake;
 use lane::LaneStep;
 use pace::{Pace, Woken};
 use session::Session;
@@ -90,7 +91,7 @@ pub struct RelayOptions {
     /// Fired by writers in this process after they committed outbox rows.
     pub outbox_wake: Arc<Notify>,
     /// Fired by the relay when consumers got something from INTERNAL.
-    pub inbox_wake: Arc<Notify>,
+    pub inbox_wake: Wake,
 }
 
 impl RelayOptions {
@@ -111,7 +112,7 @@ impl RelayOptions {
             tend_every: None,
             horizon: HorizonOptions::default(),
             outbox_wake: Arc::default(),
-            inbox_wake: Arc::default(),
+            inbox_wake: Wake::default(),
         }
     }
 

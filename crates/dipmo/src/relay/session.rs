@@ -29,8 +29,6 @@ const SHARDS_PER_LANE: usize = 16;
 const LISTED_ROWS_MAX: i64 = 2_000;
 /// A relay with less than its share looks this often for shards that others gave back.
 const TEND_HUNGRY: Duration = Duration::from_secs(1);
-/// A staller of this age is named in the log.
-const STALLER_NAMED_AFTER: Duration = Duration::from_secs(1);
 
 type LaneRun = BoxFuture<'static, (Lane, Result<LaneStep>)>;
 
@@ -163,7 +161,7 @@ impl Session {
     async fn name_stallers(&mut self) -> Result<()> {
         let Some(horizon) = &self.horizon else { return Ok(()) };
         self.named.retain(|xid, _| horizon.stallers().contains_key(xid));
-        let old = |since: &Instant| since.elapsed() >= STALLER_NAMED_AFTER;
+        let old = |since: &Instant| since.elapsed() >= self.options.horizon.name_after;
         let unnamed: Vec<(u64, Option<i32>)> = horizon
             .stallers()
             .iter()

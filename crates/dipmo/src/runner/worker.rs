@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::fold::Delivery;
@@ -18,6 +17,7 @@ use crate::shutdown::Shutdown;
 use crate::store::postgres::Db;
 use crate::store::postgres::inbox::PgInbox;
 use crate::store::{Claimed, InboxStore};
+use crate::wake::{Wake, WakeListener};
 
 /// A worker with nothing to do looks again after this long, or when it is woken.
 const IDLE_MAX: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ impl WorkerStep {
 pub struct Worker {
     runner: Runner,
     owner: String,
-    wake: Arc<Notify>,
+    wake: WakeListener,
     held: Fence,
     renewed: Option<Instant>,
     /// Claimed, but the database went away before it was settled: tried again under the same claim.
@@ -55,15 +55,15 @@ pub struct Worker {
 
 impl Worker {
     /// Registers the consumer and makes its worker. `owner` names this node in leases.
-    pub async fn new(db: Db, consumer: Arc<Consumer>, owner: String, wake: Arc<Notify>) -> Result<Self> {
+    pub async fn new(db: Db, consumer: Arc<Consumer>, owner: String, wake: &Wake) -> Result<Self> {
         let clock = db.clock().clone();
         let store = Arc::new(PgInbox::register(db, &consumer).await?);
         Ok(Self::with(Runner::new(store, consumer, clock), owner, wake))
     }
 
     /// A worker over any store.
-    pub fn with(runner: Runner, owner: String, wake: Arc<Notify>) -> Self {
-        Self { runner, owner, wake, held: Fence::new(), renewed: None, unsettled: Vec::new() }
+    pub fn with(runner: Runner, owner: String, wake: &Wake) -> Self {
+        Self { runner, owner, wake: wake.listen(), held: Fence::new(), renewed: None, unsettled: Vec::new() }
     }
 
     /// Works until asked to stop, then gives its buckets back.
@@ -175,9 +175,9 @@ impl Worker {
         }
     }
 
-    async fn pause(&self, limit: Duration, shutdown: &mut Shutdown) {
+    async fn pause(&mut self, limit: Duration, shutdown: &mut Shutdown) {
         tokio::select! {
-            () = self.wake.notified() => {}
+            () = self.wake.fired() => {}
             () = shutdown.wait_up_to(limit) => {}
         }
     }

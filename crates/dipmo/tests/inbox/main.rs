@@ -1,4 +1,5 @@
 //! The inbox on a real PostgreSQL: exactly once, in order per key, failure per key.
+#![allow(unreachable_pub, missing_debug_implementations, reason = "nothing outside uses a test")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../support/mod.rs"]

@@ -1,4 +1,5 @@
 //! From a real Kafka into a real PostgreSQL, through restarts of everything.
+#![allow(unreachable_pub, missing_debug_implementations, reason = "nothing outside uses a test")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../support/mod.rs"]
@@ -17,11 +18,11 @@ use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use dipmo::runner::Worker;
 use dipmo::shutdown::ShutdownTrigger;
 use dipmo::store::postgres::Db;
+use dipmo::wake::Wake;
 use dipmo::OutMessage;
 use support::World;
 use support::kafka::Topic;
 use time::OffsetDateTime;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -65,11 +66,11 @@ pub struct Running {
 impl Running {
     pub async fn start(db: Db, consumer: &Arc<Consumer>, topic: &Topic) -> Self {
         let (trigger, shutdown) = ShutdownTrigger::new();
-        let wake = Arc::new(Notify::new());
+        let wake = Wake::default();
         let owner = format!("node-{}", Uuid::now_v7());
         let ingress = KafkaIngress::new(db.clone(), consumer.clone(), topic.options(), owner.clone(), wake.clone());
         let ingress = ingress.await.unwrap();
-        let worker = Worker::new(db, consumer.clone(), owner, wake).await.unwrap();
+        let worker = Worker::new(db, consumer.clone(), owner, &wake).await.unwrap();
         let tasks = vec![tokio::spawn(ingress.run(shutdown.clone())), tokio::spawn(worker.run(shutdown))];
         Self { trigger, tasks }
     }

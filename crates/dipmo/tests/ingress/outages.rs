@@ -9,11 +9,11 @@ use dipmo::runner::{Runner, Worker};
 use dipmo::shutdown::ShutdownTrigger;
 use dipmo::store::InboxStore;
 use dipmo::store::postgres::inbox::PgInbox;
+use dipmo::wake::Wake;
 use rand::RngExt;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use testbed::{Kafka, KafkaOptions, Postgres, PostgresOptions};
-use tokio::sync::Notify;
 
 use crate::support::World;
 use crate::support::faulty::{Faulty, When};
@@ -63,7 +63,7 @@ async fn a_crash_between_inbox_and_offset_has_no_effect() {
     // Call 0 loads, call 1 settles: it takes effect, but the node never hears of it and dies.
     let store = Arc::new(Faulty::new(inner, 1, When::After));
     let runner = Runner::new(store.clone(), consumer.clone(), world.clock.clone());
-    let wake = Arc::new(Notify::new());
+    let wake = Wake::default();
     let ingress = KafkaIngress::with(runner, topic.options(), "dying".into(), wake).unwrap();
     let (_trigger, shutdown) = ShutdownTrigger::new();
     let dying = tokio::spawn(ingress.run(shutdown));
@@ -112,14 +112,14 @@ async fn a_partition_that_never_commits_is_stored_before_it_is_handled() {
         // A process that took the partition and died before it committed anything.
         store.take_partition(&topic.name, 0, "died").await.unwrap();
     }
-    let wake = Arc::new(Notify::new());
+    let wake = Wake::default();
     let ingress =
         KafkaIngress::new(world.db.clone(), consumer.clone(), topic.options(), "careful".into(), wake.clone());
     let (trigger, shutdown) = ShutdownTrigger::new();
     let ingress = tokio::spawn(ingress.await.unwrap().run(shutdown.clone()));
     until(&world, "stored", "dipmo.inbox_work where state = 'PARKED'", 6).await;
     assert_eq!(world.count("dipmo.process").await, 0, "nothing was decided by the ingress");
-    let worker = Worker::new(world.db.clone(), consumer, "worker".into(), wake).await.unwrap();
+    let worker = Worker::new(world.db.clone(), consumer, "worker".into(), &wake).await.unwrap();
     let worker = tokio::spawn(worker.run(shutdown));
     topic.send_all(numbers(3, 2..4)).await;
     until(&world, "outbox", "dipmo.outbox", 12).await;

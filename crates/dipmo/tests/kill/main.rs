@@ -1,5 +1,6 @@
 //! A real node in a process of its own, from Kafka to Kafka, that dies without a word at every point
 //! where something could be lost or doubled, and starts again.
+#![allow(unreachable_pub, missing_debug_implementations, reason = "nothing outside uses a test")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../support/mod.rs"]

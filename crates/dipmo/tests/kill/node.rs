@@ -20,9 +20,9 @@ use dipmo::store::postgres::{Db, DbOptions};
 use dipmo::store::{Claimed, Enlistment, InboxStore, LoadRequest, Loaded, TakenPartition, Work};
 use dipmo::transport::kafka::{KafkaOptions, KafkaPublisher};
 use dipmo::transport::{Outcome, Outgoing, Publisher};
+use dipmo::wake::Wake;
 use dipmo::{Message, Result};
 use time::OffsetDateTime;
-use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::support::{kafka, postgres_url};
@@ -104,14 +104,14 @@ pub async fn run_here(db: Db, bootstrap: &str, input: &str, output: &str, shutdo
         before: Fuse::at(Death::BeforeInboxCommit),
         after: Fuse::at(Death::AfterInboxCommit),
     });
-    let (name, wake) = (format!("node-{}", Uuid::now_v7()), Arc::new(Notify::new()));
+    let (name, wake) = (format!("node-{}", Uuid::now_v7()), Wake::default());
     let runner = Runner::new(store, consumer, db.clock().clone());
     let mut kafka = KafkaOptions::new(bootstrap);
     // The next process gets the partitions of a dead one when its session has ended.
     kafka.settings.insert("session.timeout.ms".into(), "2000".into());
     kafka.settings.insert("heartbeat.interval.ms".into(), "300".into());
     let ingress = KafkaIngress::with(runner.clone(), kafka.clone(), name.clone(), wake.clone()).unwrap();
-    let worker = Worker::with(runner, name.clone(), wake);
+    let worker = Worker::with(runner, name.clone(), &wake);
     let mut options = RelayOptions::new(name);
     options.lease = LEASE;
     options.batch_rows = 3;

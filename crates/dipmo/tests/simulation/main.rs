@@ -1,6 +1,7 @@
 //! Runner and relay on a random schedule drawn from one seed: steps of two nodes in any order, crashes,
 //! redeliveries, failures of user code and of the broker, and a clock that jumps. The database is real,
 //! everything else is scripted. A failure prints its seed; DIPMO_SEED runs it again.
+#![allow(unreachable_pub, missing_debug_implementations, reason = "nothing outside uses a test")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../support/mod.rs"]

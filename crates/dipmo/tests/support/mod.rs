@@ -17,9 +17,9 @@ use dipmo::store::InboxStore;
 use dipmo::store::postgres::inbox::PgInbox;
 use dipmo::store::postgres::{Db, DbOptions, schema};
 use dipmo::transport::Record;
+use dipmo::wake::Wake;
 use time::OffsetDateTime;
 use time::macros::datetime;
-use tokio::sync::Notify;
 use uuid::Uuid;
 
 pub const TOPIC: &str = "orders";
@@ -64,7 +64,7 @@ impl World {
     pub async fn node_over(&self, store: Arc<dyn InboxStore>, consumer: Arc<Consumer>) -> Node {
         let fence = vec![store.take_partition(TOPIC, 0, "node").await.unwrap().held];
         let runner = Runner::new(store, consumer, self.clock.clone());
-        let worker = Worker::with(runner.clone(), format!("w{}", Uuid::now_v7()), Arc::new(Notify::new()));
+        let worker = Worker::with(runner.clone(), format!("w{}", Uuid::now_v7()), &Wake::default());
         Node { runner, worker, fence }
     }
 

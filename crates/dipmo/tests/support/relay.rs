@@ -130,6 +130,7 @@ pub fn eager(node: &str) -> RelayOptions {
         horizon: HorizonOptions {
             locks_after: Duration::ZERO,
             stall_after: Duration::ZERO,
+            name_after: Duration::ZERO,
             ..HorizonOptions::default()
         },
         ..RelayOptions::new(node)

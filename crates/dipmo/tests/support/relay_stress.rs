@@ -2,6 +2,9 @@
 //!
 //! Every message carries the number of its key, taken under a row lock in the same transaction: what is
 //! sent of a key must be 1, 2, 3 and so on up to what the table says was committed.
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(unreachable_pub, missing_debug_implementations, reason = "shared by several test binaries")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

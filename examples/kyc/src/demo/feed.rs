@@ -91,8 +91,7 @@ async fn produce(producer: &FutureProducer, batch: &[Input]) -> Result<()> {
             .into_iter()
             .filter(|(_, value)| value.is_some())
             .fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value }));
-        let record =
-            FutureRecord::to(input.flow.topic()).key(&input.customer).payload(&input.body).headers(headers);
+        let record = FutureRecord::to(input.flow.topic()).key(&input.customer).payload(&input.body).headers(headers);
         answers.push(producer.send_result(record).map_err(|(error, _)| error).context("producing to Kafka")?);
     }
     for answer in answers {

@@ -1,7 +1,7 @@
 //! Notification 126 -> hit -> qualification. The review of positive hits is the `review` module's.
 
-pub mod domain;
 mod desk;
+pub mod domain;
 mod process;
 pub mod screening;
 pub mod state;

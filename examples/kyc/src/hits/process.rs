@@ -47,9 +47,8 @@ fn go_on(hit: &Instance, message: &Message) -> Result<Decision, Failure> {
     let event = event(message)?;
     let next = state.next(event).map_err(wire::illegal)?;
     let notification: Notification = hit.data()?;
-    let command = |event_type| {
-        wire::internal(("Hit", &notification.notification_id), event_type, &message.key, &notification)
-    };
+    let command =
+        |event_type| wire::internal(("Hit", &notification.notification_id), event_type, &message.key, &notification);
     let decision = Decision::go(next.name());
     Ok(match next {
         HitState::HitCreated => decision.emit(command(QUALIFY_HIT)),
@@ -74,4 +73,3 @@ fn event(message: &Message) -> Result<HitEvent, Failure> {
         _ => return Err(wire::unknown_type(message)),
     })
 }
-

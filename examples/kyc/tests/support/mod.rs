@@ -11,11 +11,11 @@ use dipmo::consumer::Consumer;
 use dipmo::relay::{Relay, RelayOptions};
 use dipmo::runner::{Report, Worker};
 use dipmo::store::postgres::{Db, DbOptions, schema};
+use dipmo::wake::Wake;
 use kyc::hits::domain::Notification;
 use kyc::onboarding::domain::Application;
 use kyc::tables::Tables;
 use time::macros::datetime;
-use tokio::sync::Notify;
 use uuid::Uuid;
 
 /// Longer than any retry delay.
@@ -58,8 +58,8 @@ impl World {
     pub(crate) async fn node_of(&self, consumers: Vec<Consumer>) -> Node {
         let mut workers = Vec::new();
         for consumer in consumers {
-            let wake = Arc::new(Notify::new());
-            workers.push(Worker::new(self.db.clone(), Arc::new(consumer), "node".into(), wake).await.unwrap());
+            let worker = Worker::new(self.db.clone(), Arc::new(consumer), "node".into(), &Wake::default());
+            workers.push(worker.await.unwrap());
         }
         let relay = Relay::new(self.db.clone(), RelayOptions::new("node")).unwrap();
         Node { workers, relay, db: self.db.clone(), clock: self.clock.clone() }

@@ -1,0 +1,216 @@
+//! A node: the loops of one process, started together, told to stop together, noticed when one ends.
+//!
+//! Any number of nodes may run on one database; they share the work by leases.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::task::{Id, JoinError, JoinSet};
+use tracing::error;
+
+use crate::consumer::{Consumer, Source};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ingress::KafkaIngress;
+use crate::relay::{Relay, RelayOptions};
+use crate::runner::Worker;
+use crate::shutdown::Shutdown;
+use crate::store::postgres::{Db, schema};
+use crate::transport::kafka::{KafkaOptions, KafkaPublisher};
+use crate::upkeep::{Upkeep, UpkeepOptions};
+use crate::wake::Wake;
+
+/// What a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Roles {
+    pub ingress: bool,
+    pub worker: bool,
+    pub relay: bool,
+    pub upkeep: bool,
+}
+
+impl Default for Roles {
+    fn default() -> Self {
+        Self { ingress: true, worker: true, relay: true, upkeep: true }
+    }
+}
+
+/// How a node works.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Unique among the running processes: leases and heartbeats carry it.
+    pub name: String,
+    pub roles: Roles,
+    /// Without it, only INTERNAL is served.
+    pub kafka: Option<KafkaOptions>,
+    /// `node`, `kafka` and `inbox_wake` are set by the node.
+    pub relay: RelayOptions,
+    pub upkeep: UpkeepOptions,
+}
+
+impl NodeOptions {
+    pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self {
+            relay: RelayOptions::new(&name),
+            upkeep: UpkeepOptions { node: name.clone(), ..UpkeepOptions::default() },
+            name,
+            roles: Roles::default(),
+            kafka: None,
+        }
+    }
+
+    /// Reads from and sends to this cluster: `host:port`, separated by commas.
+    #[must_use]
+    pub fn kafka(mut self, brokers: &str) -> Self {
+        self.kafka = Some(KafkaOptions::new(brokers));
+        self
+    }
+}
+
+/// The loops of this process, not started yet.
+#[derive(Debug)]
+pub struct Node {
+    db: Db,
+    options: NodeOptions,
+    consumers: Vec<Arc<Consumer>>,
+}
+
+impl Node {
+    pub fn new(db: Db, options: NodeOptions) -> Self {
+        Self { db, options, consumers: Vec::new() }
+    }
+
+    #[must_use]
+    pub fn consumer(mut self, consumer: Consumer) -> Self {
+        self.consumers.push(Arc::new(consumer));
+        self
+    }
+
+    /// Runs until asked to stop, and finishes what is under way. A loop that panics is an error.
+    pub async fn run(self, shutdown: Shutdown) -> Result<()> {
+        let mut loops = self.start(shutdown).await?;
+        while let Some(ended) = loops.next_end().await {
+            ended?;
+        }
+        Ok(())
+    }
+
+    /// Starts every loop; refuses a schema that it does not know.
+    pub async fn start(self, shutdown: Shutdown) -> Result<Loops> {
+        schema::check(&self.db).await?;
+        let wake = Wake::default();
+        let mut loops = Loops::new(shutdown);
+        for consumer in &self.consumers {
+            self.start_consumer(consumer, &wake, &mut loops).await?;
+        }
+        // After the consumers are registered: what is handed over before that would pass them by.
+        if self.options.roles.relay {
+            let relay = self.relay(wake)?;
+            loops.spawn("relay", |shutdown| async move { relay.run(shutdown).await });
+        }
+        if self.options.roles.upkeep {
+            let upkeep = Upkeep::new(self.db.clone(), self.options.upkeep.clone())?;
+            loops.spawn("upkeep", |shutdown| async move { upkeep.run(shutdown).await });
+        }
+        Ok(loops)
+    }
+
+    async fn start_consumer(&self, consumer: &Arc<Consumer>, wake: &Wake, loops: &mut Loops) -> Result<()> {
+        let (roles, name) = (self.options.roles, &self.options.name);
+        if roles.worker {
+            let worker = Worker::new(self.db.clone(), consumer.clone(), name.clone(), wake).await?;
+            loops.spawn(format!("worker {}", consumer.name), |shutdown| worker.run(shutdown));
+        }
+        let reads_kafka = consumer.sources.iter().any(|source| matches!(source, Source::Kafka { .. }));
+        if !roles.ingress || !reads_kafka {
+            return Ok(());
+        }
+        let Some(kafka) = self.options.kafka.clone() else {
+            return Err(Error::invalid(format!("consumer {} reads Kafka, but no brokers are given", consumer.name)));
+        };
+        let (db, wake) = (self.db.clone(), wake.clone());
+        let ingress = KafkaIngress::new(db, consumer.clone(), kafka, name.clone(), wake).await?;
+        loops.spawn(format!("ingress {}", consumer.name), |shutdown| ingress.run(shutdown));
+        Ok(())
+    }
+
+    fn relay(&self, inbox_wake: Wake) -> Result<Relay> {
+        let mut options = self.options.relay.clone();
+        options.node.clone_from(&self.options.name);
+        options.inbox_wake = inbox_wake;
+        if let Some(kafka) = &self.options.kafka {
+            options.kafka = Some(Arc::new(KafkaPublisher::new(kafka.clone())?));
+        }
+        Relay::new(self.db.clone(), options)
+    }
+}
+
+/// The running loops of a node.
+#[derive(Debug)]
+pub struct Loops {
+    set: JoinSet<()>,
+    running: HashMap<Id, String>,
+    shutdown: Shutdown,
+}
+
+impl Loops {
+    fn new(shutdown: Shutdown) -> Self {
+        Self { set: JoinSet::new(), running: HashMap::new(), shutdown }
+    }
+
+    fn spawn<F>(&mut self, name: impl Into<String>, body: impl FnOnce(Shutdown) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let handle = self.set.spawn(body(self.shutdown.clone()));
+        self.running.insert(handle.id(), name.into());
+    }
+
+    /// Those that still run, in order.
+    pub fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.running.values().map(String::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The name of the next loop that ends, or its failure; `None` when all have ended.
+    pub async fn next_end(&mut self) -> Option<Result<String>> {
+        self.set.join_next_with_id().await.map(|ended| self.note(ended))
+    }
+
+    fn note(&mut self, ended: Result<(Id, ()), JoinError>) -> Result<String> {
+        let id = match &ended {
+            Ok((id, ())) => *id,
+            Err(error) => error.id(),
+        };
+        let name = self.running.remove(&id).unwrap_or_default();
+        match ended {
+            Ok(_) => Ok(name),
+            Err(error) => {
+                error!(name, %error, "a loop failed");
+                Err(Error::new(ErrorKind::Bug, format!("{name} failed")).source(error))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shutdown::ShutdownTrigger;
+
+    #[tokio::test]
+    async fn a_loop_that_panics_is_named_and_the_others_end_when_told() {
+        let (trigger, shutdown) = ShutdownTrigger::new();
+        let mut loops = Loops::new(shutdown);
+        loops.spawn("steady", |mut shutdown| async move { shutdown.wait().await });
+        loops.spawn("broken", |_| async { panic!("on purpose") });
+        let failure = loops.next_end().await.unwrap().unwrap_err();
+        assert!(failure.to_string().starts_with("broken failed"), "{failure}");
+        assert_eq!(loops.names(), ["steady"]);
+        trigger.stop();
+        assert_eq!(loops.next_end().await.unwrap().unwrap(), "steady");
+        assert!(loops.next_end().await.is_none());
+    }
+}
