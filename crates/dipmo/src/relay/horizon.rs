@@ -224,12 +224,7 @@ impl Horizon {
     }
 
     pub(crate) fn view(&self) -> View {
-        View {
-            base: self.base,
-            safe: self.safe,
-            gaps: Arc::clone(&self.gaps),
-            lockers: self.lockers.clone(),
-        }
+        View { base: self.base, safe: self.safe, gaps: Arc::clone(&self.gaps), lockers: self.lockers.clone() }
     }
 
     /// Marks wait for somebody's end, which nobody announces.

@@ -1,7 +1,6 @@
 //! The INTERNAL lane: hands rows to consumers in the same database, exactly once, because the hand-over
 //! and the cursor are one transaction.
 
-
 use metrics::counter;
 
 use super::horizon::View;

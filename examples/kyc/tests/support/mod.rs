@@ -58,8 +58,8 @@ impl World {
     pub(crate) async fn node_of(&self, consumers: Vec<Consumer>) -> Node {
         let mut workers = Vec::new();
         for consumer in consumers {
-            let worker = Worker::new(self.db.clone(), Arc::new(consumer), "node".into(), &Wake::default());
-            workers.push(worker.await.unwrap());
+            let wake = Wake::default();
+            workers.push(Worker::new(self.db.clone(), Arc::new(consumer), "node".into(), &wake).await.unwrap());
         }
         let relay = Relay::new(self.db.clone(), RelayOptions::new("node")).unwrap();
         Node { workers, relay, db: self.db.clone(), clock: self.clock.clone() }
