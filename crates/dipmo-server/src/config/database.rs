@@ -6,7 +6,7 @@ use std::str::FromStr;
 use dipmo::store::postgres::DbOptions;
 use serde::Deserialize;
 
-use super::value::{from_env, from_file};
+use super::value::{Span, from_env, from_file};
 use super::{Problem, Secret};
 
 /// Read when the file does not say where the URL is.
@@ -22,6 +22,7 @@ pub(crate) struct DatabaseConfig {
     pub(crate) ca_file: Option<PathBuf>,
     pub(crate) schema: String,
     pub(crate) connections: usize,
+    pub(crate) idle_in_transaction_max: Span,
 }
 
 impl Default for DatabaseConfig {
@@ -34,6 +35,7 @@ impl Default for DatabaseConfig {
             ca_file: None,
             schema: defaults.schema,
             connections: defaults.connections_max,
+            idle_in_transaction_max: Span(defaults.idle_in_transaction_max),
         }
     }
 }
@@ -64,6 +66,7 @@ impl DatabaseConfig {
             schema: self.schema.clone(),
             ca_file: self.ca_file.clone(),
             connections_max: self.connections,
+            idle_in_transaction_max: self.idle_in_transaction_max.0,
             application_name: application_name.to_owned(),
             ..DbOptions::new(url.expose())
         })

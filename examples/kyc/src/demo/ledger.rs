@@ -10,21 +10,24 @@ use super::plan::{Fate, Plan};
 const PROBLEMS_MAX: usize = 5;
 
 pub(super) fn introduction(plan: &Plan, kafka: bool) -> String {
-    let way = if kafka { "two Kafka topics" } else { "the outbox of another module (INTERNAL, no broker)" };
-    format!(
-        "A payment-style flow (sanctions hits and onboarding of customers) is put under load through {way},\n\
-         and its process is killed with SIGKILL in the middle of the work and started again.\n\
-         {} messages over {} customers: {} are repetitions, {} come out of order, {} cannot be decoded,\n\
-         {} are poison (never valid), {} meet a service that times out at first. Seed {}.\n",
+    let way = if kafka { "over Kafka" } else { "over INTERNAL, without a broker" };
+    let count = |name: &str, count: usize| format!("  {count:>6} {name}\n");
+    let garbled = plan.inputs.iter().filter(|input| input.garbled).count();
+    let slow = plan.cases.iter().filter(|case| case.slow > 0).count();
+    let mut text = format!(
+        "A payment-style flow (sanctions hits, and onboarding of customers) is put under load {way}.\n\
+         In the middle of the work its process is killed with SIGKILL, more than once, and started again.\n\
+         {} messages about {} customers are sent, among them (seed {}):\n",
         plan.inputs.len(),
         plan.customers,
-        plan.inputs.len() - plan.distinct(),
-        plan.reordered,
-        plan.inputs.iter().filter(|input| input.garbled).count(),
-        plan.count(|fate| fate == Fate::Poison),
-        plan.cases.iter().filter(|case| case.slow > 0).count(),
         plan.seed,
-    )
+    );
+    text += &count("repeated: the same message sent once more", plan.inputs.len() - plan.distinct());
+    text += &count("reordered: sent after a later message of the same customer", plan.reordered);
+    text += &count("undecodable: cut off, or not text at all", garbled);
+    text += &count("poison: readable, and never valid", plan.count(|fate| fate == Fate::Poison));
+    text += &count("flaky: a service they need times out at first", slow);
+    text
 }
 
 pub(super) fn ledger(plan: &Plan, facts: &Facts, kills: usize, took: Duration) -> String {
@@ -44,7 +47,8 @@ pub(super) fn ledger(plan: &Plan, facts: &Facts, kills: usize, took: Duration) -
     ];
     let repeated;
     if let Some((meant, published)) = &facts.kafka {
-        repeated = format!("for {} events; the rest are repetitions that kills caused", meant.len());
+        let more = published.len().saturating_sub(meant.len());
+        repeated = format!("{} events, and {more} sent again because of a kill", meant.len());
         lines.push(("records on Kafka", published.len().to_string(), &repeated));
     }
     lines.push(("kills survived", kills.to_string(), "SIGKILL"));

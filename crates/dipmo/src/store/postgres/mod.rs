@@ -26,6 +26,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Transaction};
 use tokio_postgres::Config;
@@ -38,6 +39,9 @@ use crate::error::{Error, ErrorKind, Result};
 const SCHEMA_DEFAULT: &str = "dipmo";
 /// Enough for one loop of each kind plus the groups of enlisted handlers that run side by side.
 const CONNECTIONS_MAX: usize = 16;
+
+/// Twice the lease of a bucket: an honest handler has answered long before.
+const IDLE_IN_TRANSACTION_MAX: Duration = Duration::from_secs(30);
 
 /// A database: a pool of connections, the schema that holds our tables, and a clock.
 #[derive(Clone)]
@@ -58,6 +62,9 @@ pub struct DbOptions {
     pub ca_file: Option<PathBuf>,
     pub schema: String,
     pub connections_max: usize,
+    /// The server ends a transaction whose node has been silent for this long: a node that is paused in
+    /// the middle of one would otherwise keep its buckets from the others.
+    pub idle_in_transaction_max: Duration,
     pub application_name: String,
     pub clock: Clock,
 }
@@ -69,6 +76,7 @@ impl DbOptions {
             ca_file: None,
             schema: SCHEMA_DEFAULT.to_owned(),
             connections_max: CONNECTIONS_MAX,
+            idle_in_transaction_max: IDLE_IN_TRANSACTION_MAX,
             application_name: "dipmo".to_owned(),
             clock: Clock::database(),
         }
@@ -96,6 +104,9 @@ impl Db {
             Error::invalid("the database URL is not valid: postgres://user:password@host:port/database")
         })?;
         config.application_name(&options.application_name);
+        let idle = options.idle_in_transaction_max.as_millis();
+        let given = config.get_options().map(|given| format!("{given} ")).unwrap_or_default();
+        config.options(format!("{given}-c idle_in_transaction_session_timeout={idle}"));
         let tls = tls::connector(&mut config, options.ca_file.as_deref())?;
         let manager =
             Manager::from_config(config.clone(), tls.clone(), ManagerConfig { recycling_method: RecyclingMethod::Fast });
