@@ -197,7 +197,8 @@ impl Progress {
     pub(crate) fn of(work: Work) -> Self {
         if work == Work::Worker {
             // Rows that leave are journaled, and ids of the journal are given one by one.
-            let cheap = "select coalesce((pg_sequence_last_value('dipmo.journal_seq') & ((1::bigint << 36) - 1)) + 1, 0)";
+            let cheap =
+                "select coalesce((pg_sequence_last_value('dipmo.journal_seq') & ((1::bigint << 36) - 1)) + 1, 0)";
             return Self { cheap, count: "select count(*) from dipmo.inbox_done" };
         }
         let cheap = "select coalesce((pg_sequence_last_value('dipmo.inbox_seq') & ((1::bigint << 36) - 1)) + 1, 0)";

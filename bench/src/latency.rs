@@ -62,7 +62,8 @@ pub(crate) async fn run(servers: &Servers, args: &Args, topic: &str) -> Result<(
     tokio::time::sleep(SETTLE).await;
     stop.store(true, Ordering::Relaxed);
     let (arrived, appended) = reading.await??;
-    let mut latency = Latency { node_cpu: cost.node / elapsed, postgres_cpu: cost.postgres / elapsed, ..<_>::default() };
+    let mut latency =
+        Latency { node_cpu: cost.node / elapsed, postgres_cpu: cost.postgres / elapsed, ..<_>::default() };
     [latency.p50, latency.p90, latency.p99, latency.most] = percentiles(&committed, &arrived)?;
     [latency.append_p50, latency.append_p90, latency.append_p99, latency.append_most] =
         percentiles(&committed, &appended)?;

@@ -13,8 +13,22 @@ use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerConte
 use uuid::Uuid;
 
 const WORDS: [&str; 16] = [
-    "account", "balance", "payment", "pending", "settled", "branch", "currency", "EUR", "USD", "reference", "invoice",
-    "customer", "review", "0000", "transfer", "domestic",
+    "account",
+    "balance",
+    "payment",
+    "pending",
+    "settled",
+    "branch",
+    "currency",
+    "EUR",
+    "USD",
+    "reference",
+    "invoice",
+    "customer",
+    "review",
+    "0000",
+    "transfer",
+    "domestic",
 ];
 
 pub(crate) fn key(n: usize, keys: usize) -> String {
@@ -66,7 +80,13 @@ fn headers(key: &str) -> OwnedHeaders {
 }
 
 /// The durable producer that the relay uses, without the relay.
-pub(crate) fn produce(brokers: &str, topic: &str, numbers: std::ops::Range<usize>, keys: usize, payloads: &Payloads) -> Result<()> {
+pub(crate) fn produce(
+    brokers: &str,
+    topic: &str,
+    numbers: std::ops::Range<usize>,
+    keys: usize,
+    payloads: &Payloads,
+) -> Result<()> {
     let acks = Acks::default();
     let mut config = ClientConfig::new();
     config

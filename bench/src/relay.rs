@@ -112,7 +112,13 @@ fn latency_table(report: &mut Report, args: &Args, latencies: &[Latency], idle: 
     ));
     report.line("| from the commit to | p50 | p90 | p99 | most |");
     report.line("|---|---|---|---|---|");
-    report.line(&format!("| a consumer's hands | {} | {} | {} | {} |", of(|l| l.p50), of(|l| l.p90), of(|l| l.p99), of(|l| l.most)));
+    report.line(&format!(
+        "| a consumer's hands | {} | {} | {} | {} |",
+        of(|l| l.p50),
+        of(|l| l.p90),
+        of(|l| l.p99),
+        of(|l| l.most)
+    ));
     report.line(&format!(
         "| the broker's log (whole ms) | {} | {} | {} | {} |",
         of(|l| l.append_p50),
@@ -120,7 +126,8 @@ fn latency_table(report: &mut Report, args: &Args, latencies: &[Latency], idle: 
         of(|l| l.append_p99),
         of(|l| l.append_most)
     ));
-    let percent = |value: fn(&(f64, f64)) -> f64| spread(&idle.iter().map(|i| value(i) * 100.0).collect::<Vec<f64>>(), 2);
+    let percent =
+        |value: fn(&(f64, f64)) -> f64| spread(&idle.iter().map(|i| value(i) * 100.0).collect::<Vec<f64>>(), 2);
     report.line(&format!(
         "\nDuring that run: node {} %, PostgreSQL {} % of a core, writers included.",
         of(|l| l.node_cpu * 100.0),
@@ -142,7 +149,12 @@ fn targets(results: &[(String, Vec<Run>)], latencies: &[Latency]) -> Vec<Target>
     vec![
         Target { what: "relay, node", values: runs_of(relay, |r| r.node_cpu * 1e5), under: 0.8, unit },
         Target { what: "relay, node memory", values: runs_of(relay, |r| r.rss_mb), under: 60.0, unit: "MB" },
-        Target { what: "commit to consumer, p50", values: latencies.iter().map(|l| l.p50).collect(), under: 5.0, unit: "ms" },
+        Target {
+            what: "commit to consumer, p50",
+            values: latencies.iter().map(|l| l.p50).collect(),
+            under: 5.0,
+            unit: "ms",
+        },
         Target { what: "dead rows per row", values: runs_of(relay, |r| r.dead_made), under: 0.01, unit: "" },
     ]
 }

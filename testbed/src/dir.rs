@@ -40,7 +40,5 @@ pub(crate) fn create_private(parent: Option<&Path>, name: &str) -> Result<PathBu
 }
 
 fn non_empty(name: &str) -> Option<PathBuf> {
-    env::var_os(name)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -56,9 +56,7 @@ fn download(cache: &Path, jars: &Path) -> Result<()> {
 
 /// Whether a program could not be started because it is not installed.
 pub(crate) fn is_missing(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<std::io::Error>()
-        .is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 fn pom() -> String {

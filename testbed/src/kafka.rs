@@ -108,11 +108,7 @@ impl Default for Options {
 impl Options {
     /// A broker to measure: 1 GB of heap, compiled as in production.
     pub fn for_bench() -> Self {
-        Self {
-            heap: "1g".into(),
-            full_speed: true,
-            ..Self::default()
-        }
+        Self { heap: "1g".into(), full_speed: true, ..Self::default() }
     }
 }
 
@@ -134,14 +130,8 @@ impl Kafka {
         let jars = jars::kafka_jars()?;
         let dir = dir::create_private(options.parent_dir.as_deref(), "kafka")?;
         let remove = (!options.keep).then_some(dir.as_path());
-        let mut broker = Self {
-            watchdog: Watchdog::start(remove, Patience::None)?,
-            port: 0,
-            process: None,
-            options,
-            jars,
-            dir,
-        };
+        let mut broker =
+            Self { watchdog: Watchdog::start(remove, Patience::None)?, port: 0, process: None, options, jars, dir };
         broker.first_start()?;
         Ok(broker)
     }
@@ -258,12 +248,7 @@ impl Kafka {
         let flags = if self.options.full_speed {
             vec![heap.as_str()]
         } else {
-            vec![
-                &heap,
-                "-Xms64m",
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
-            ]
+            vec![&heap, "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         };
         let mut java = self.java(&flags);
         java.arg("kafka.Kafka").arg(self.server_properties());
@@ -315,11 +300,7 @@ impl Kafka {
 impl Drop for Kafka {
     fn drop(&mut self) {
         // The data is about to go, so nothing is worth an orderly stop, except if it is kept.
-        let ended = if self.options.keep {
-            self.stop()
-        } else {
-            self.kill_dash_nine()
-        };
+        let ended = if self.options.keep { self.stop() } else { self.kill_dash_nine() };
         // On failure the watchdog ends the broker and removes the data right after this.
         if ended.is_ok() && !self.options.keep {
             let _ = fs::remove_dir_all(&self.dir);

@@ -142,10 +142,7 @@ impl Postgres {
     }
 
     pub fn resume(&self) -> Result<()> {
-        self.process
-            .as_ref()
-            .context("PostgreSQL is down")?
-            .resume()
+        self.process.as_ref().context("PostgreSQL is down")?.resume()
     }
 
     fn end(&mut self, how: impl FnOnce(&mut Process) -> Result<()>) -> Result<()> {
@@ -165,8 +162,7 @@ impl Postgres {
         process::run(initdb.arg(self.data_dir())).context("creating a PostgreSQL cluster")?;
         let path = self.data_dir().join("postgresql.conf");
         let mut file = fs::OpenOptions::new().append(true).open(&path)?;
-        file.write_all(self.options.conf().as_bytes())
-            .with_context(|| format!("writing {}", path.display()))
+        file.write_all(self.options.conf().as_bytes()).with_context(|| format!("writing {}", path.display()))
     }
 
     fn first_start(&mut self) -> Result<()> {
@@ -188,9 +184,7 @@ impl Postgres {
         postgres.arg("-p").arg(self.port.to_string());
         let mut process = Process::spawn(&mut postgres, &self.log_file())?;
         self.watchdog.watch(Some(process.pid()))?;
-        let ready = process.wait_until("PostgreSQL", READY_MAX, |process| {
-            is_ready(&data_dir, process.pid())
-        });
+        let ready = process.wait_until("PostgreSQL", READY_MAX, |process| is_ready(&data_dir, process.pid()));
         if let Err(error) = ready {
             process.kill_family()?;
             self.watchdog.watch(None)?;
@@ -220,11 +214,7 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         // The data is about to go, so nothing is worth an orderly stop, except if it is kept.
-        let ended = if self.options.keep {
-            self.stop()
-        } else {
-            self.kill_dash_nine()
-        };
+        let ended = if self.options.keep { self.stop() } else { self.kill_dash_nine() };
         // On failure the watchdog ends the server and removes the data right after this.
         if ended.is_ok() && !self.options.keep {
             let _ = fs::remove_dir_all(&self.dir);
@@ -240,10 +230,7 @@ impl Options {
              fsync = {fsync}\nmax_connections = {}\nmax_prepared_transactions = {}\n\
              wal_level = {}\nshared_buffers = {}\nlogging_collector = off\n\
              log_line_prefix = '%m [%p] '\n",
-            self.max_connections,
-            self.max_prepared_transactions,
-            self.wal_level,
-            self.shared_buffers,
+            self.max_connections, self.max_prepared_transactions, self.wal_level, self.shared_buffers,
         );
         for (name, value) in &self.settings {
             conf.push_str(&format!("{name} = '{}'\n", value.replace('\'', "''")));
@@ -277,10 +264,7 @@ impl User {
             let printed = process::run(Command::new("id").args([flag, name]))?;
             Ok(printed.trim().parse()?)
         };
-        Ok(Self {
-            uid: id("-u")?,
-            gid: id("-g")?,
-        })
+        Ok(Self { uid: id("-u")?, gid: id("-g")? })
     }
 }
 
@@ -299,18 +283,12 @@ fn find_bin_dir() -> Result<PathBuf> {
         if has_server(&dir) {
             return Ok(dir);
         }
-        bail!(
-            "DIPMO_PG_BIN={} holds no initdb and postgres",
-            dir.display()
-        );
+        bail!("DIPMO_PG_BIN={} holds no initdb and postgres", dir.display());
     }
-    candidates()
-        .into_iter()
-        .find(|dir| has_server(dir))
-        .context(
-            "no PostgreSQL server found: install one (Debian and Ubuntu: apt install postgresql) \
+    candidates().into_iter().find(|dir| has_server(dir)).context(
+        "no PostgreSQL server found: install one (Debian and Ubuntu: apt install postgresql) \
          or set DIPMO_PG_BIN to the directory that holds initdb and postgres",
-        )
+    )
 }
 
 fn candidates() -> Vec<PathBuf> {
@@ -337,10 +315,7 @@ fn debian_bin_dirs() -> Vec<PathBuf> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     versions.sort_unstable_by(|a, b| b.cmp(a));
-    versions
-        .into_iter()
-        .map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")))
-        .collect()
+    versions.into_iter().map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin"))).collect()
 }
 
 fn has_server(dir: &Path) -> bool {

@@ -69,11 +69,7 @@ impl Process {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{what} ended with {status}:\n{}", tail(&self.log));
             }
-            ensure!(
-                Instant::now() < deadline,
-                "{what} was not ready after {timeout:?}:\n{}",
-                tail(&self.log)
-            );
+            ensure!(Instant::now() < deadline, "{what} was not ready after {timeout:?}:\n{}", tail(&self.log));
             thread::sleep(POLL);
         }
         Ok(())
@@ -133,11 +129,7 @@ impl Process {
             // A paused server would hear of it only when resumed.
             self.resume()?;
         }
-        if self.wait_exit(timeout)? {
-            self.wait_family()
-        } else {
-            self.kill_family()
-        }
+        if self.wait_exit(timeout)? { self.wait_family() } else { self.kill_family() }
     }
 
     fn signal_children(&self, name: &str) {
@@ -149,10 +141,7 @@ impl Process {
 /// Runs a helper program to its end; the error carries what it printed.
 pub(crate) fn run(command: &mut Command) -> Result<String> {
     let program = command.get_program().display().to_string();
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("starting {program}"))?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {program}"))?;
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -196,8 +185,5 @@ fn parent_of(pid: u32) -> io::Result<Option<u32>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name in parentheses may hold anything; the state and the parent follow it.
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    Ok(after_name
-        .split_whitespace()
-        .nth(1)
-        .and_then(|ppid| ppid.parse().ok()))
+    Ok(after_name.split_whitespace().nth(1).and_then(|ppid| ppid.parse().ok()))
 }

@@ -66,10 +66,7 @@ impl Proxy {
         let listener = TcpListener::bind(addr).with_context(|| format!("binding {addr}"))?;
         let shared = Arc::new(Shared {
             target,
-            state: Mutex::new(State {
-                listening: true,
-                ..State::default()
-            }),
+            state: Mutex::new(State { listening: true, ..State::default() }),
             changed: Condvar::new(),
         });
         let accepting = shared.clone();
@@ -106,10 +103,7 @@ impl Proxy {
     /// is known to have been served. False if none came within `timeout`.
     pub fn wait_for_held_answer(&self, timeout: Duration) -> bool {
         let none_held = |state: &mut State| state.answers_held == 0;
-        let waited = self
-            .shared
-            .changed
-            .wait_timeout_while(self.shared.lock(), timeout, none_held);
+        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), timeout, none_held);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
@@ -121,9 +115,7 @@ impl Proxy {
         state.requests_stalled = false;
         state.answers_stalled = false;
         self.shared.changed.notify_all();
-        let state = self
-            .shared
-            .wait_while(state, |state| !state.listening && !state.cut);
+        let state = self.shared.wait_while(state, |state| !state.listening && !state.cut);
         assert!(state.listening, "{} was taken by another", self.addr);
     }
 
@@ -218,8 +210,7 @@ impl Shared {
         };
         let (shared, [client, server]) = (self.clone(), &*ends);
         let copied = ends.clone();
-        let answers =
-            thread::spawn(move || shared.copy(Direction::Answers, &copied[1], &copied[0]));
+        let answers = thread::spawn(move || shared.copy(Direction::Answers, &copied[1], &copied[0]));
         self.copy(Direction::Requests, client, server);
         let _ = answers.join();
         self.lock().connections.remove(&id);
@@ -274,9 +265,7 @@ impl Shared {
         state: MutexGuard<'a, State>,
         condition: impl FnMut(&mut State) -> bool,
     ) -> MutexGuard<'a, State> {
-        self.changed
-            .wait_while(state, condition)
-            .unwrap_or_else(PoisonError::into_inner)
+        self.changed.wait_while(state, condition).unwrap_or_else(PoisonError::into_inner)
     }
 }
 

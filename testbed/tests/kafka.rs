@@ -14,9 +14,7 @@ fn metadata(addr: &str) -> Vec<u8> {
     let no_topics = [0, 0, 0, 0];
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.write_all(&14_u32.to_be_bytes()).unwrap();
-    stream
-        .write_all(&[&header[..], &no_topics].concat())
-        .unwrap();
+    stream.write_all(&[&header[..], &no_topics].concat()).unwrap();
     let mut length = [0; 4];
     stream.read_exact(&mut length).unwrap();
     let mut answer = vec![0; u32::from_be_bytes(length) as usize];
@@ -26,9 +24,7 @@ fn metadata(addr: &str) -> Vec<u8> {
 
 fn names_port(answer: &[u8], port: u16) -> bool {
     let host_and_port = [&b"127.0.0.1"[..], &u32::from(port).to_be_bytes()].concat();
-    answer
-        .windows(host_and_port.len())
-        .any(|part| part == host_and_port)
+    answer.windows(host_and_port.len()).any(|part| part == host_and_port)
 }
 
 #[test]

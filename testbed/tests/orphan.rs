@@ -37,10 +37,8 @@ fn a_server_ends_when_its_owner_is_killed() {
         .spawn()
         .unwrap();
     let lines = BufReader::new(owner.stdout.take().unwrap()).lines();
-    let line = lines
-        .map(|line| line.unwrap())
-        .find(|line| line.starts_with("server "))
-        .expect("the owner starts a server");
+    let line =
+        lines.map(|line| line.unwrap()).find(|line| line.starts_with("server ")).expect("the owner starts a server");
     let mut words = line.split(' ').skip(1);
     let addr = format!("127.0.0.1:{}", words.next().unwrap());
     let data_dir = Path::new(words.next().unwrap()).to_path_buf();

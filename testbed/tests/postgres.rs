@@ -7,10 +7,8 @@ use std::process::Command;
 use testbed::{Postgres, PostgresOptions};
 
 fn psql(server: &Postgres, sql: &str) -> String {
-    let output = Command::new(server.bin_dir().join("psql"))
-        .args([&server.url(), "-XAtqc", sql])
-        .output()
-        .expect("psql starts");
+    let output =
+        Command::new(server.bin_dir().join("psql")).args([&server.url(), "-XAtqc", sql]).output().expect("psql starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "psql failed: {stderr}");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()

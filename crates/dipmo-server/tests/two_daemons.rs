@@ -52,10 +52,8 @@ async fn a_daemon_paused_past_its_lease_is_replaced_and_harms_nothing_when_it_wa
     let mut done = 0;
     for round in 0..3 {
         count_up(&world, done, done + 50).await;
-        until("some effects are there", async || {
-            world.number("select count(*) from effect").await > done * KEYS + 20
-        })
-        .await;
+        until("some effects are there", async || world.number("select count(*) from effect").await > done * KEYS + 20)
+            .await;
         let paused = if round % 2 == 0 { &one } else { &two };
         paused.signal("-STOP");
         done += 50;

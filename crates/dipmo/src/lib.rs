@@ -5,16 +5,16 @@
 //! [`relay`] sends what the outbox holds, [`upkeep`] keeps the tables in shape, [`operator`] looks
 //! and repairs. A [`node::Node`] runs them all.
 
-pub mod ingress;
-pub mod inbox;
-pub mod process;
-pub mod handler;
 pub mod consumer;
-pub mod runner;
-pub mod relay;
-pub mod upkeep;
-pub mod operator;
+pub mod handler;
+pub mod inbox;
+pub mod ingress;
 pub mod node;
+pub mod operator;
+pub mod process;
+pub mod relay;
+pub mod runner;
+pub mod upkeep;
 
 pub mod store;
 pub mod transport;

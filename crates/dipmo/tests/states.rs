@@ -40,12 +40,10 @@ fn document() -> String {
         (&OutboxEvent::ALL, OutboxEvent::name),
         |state, event| state.next(event).ok(),
     );
-    text += &table(
-        "Processes",
-        (&Status::ALL, Status::name),
-        (&StatusEvent::ALL, StatusEvent::name),
-        |state, event| state.next(event).ok(),
-    );
+    text +=
+        &table("Processes", (&Status::ALL, Status::name), (&StatusEvent::ALL, StatusEvent::name), |state, event| {
+            state.next(event).ok()
+        });
     text
 }
 

@@ -48,10 +48,8 @@ async fn a_known_server_is_reached_by_tls_and_an_unknown_one_is_refused() {
 #[tokio::test]
 async fn a_ca_file_that_cannot_work_is_refused_with_the_reason() {
     let url = "postgres://postgres@127.0.0.1:1/postgres";
-    let missing = DbOptions {
-        ca_file: Some("/nonexistent/ca.pem".into()),
-        ..DbOptions::new(format!("{url}?sslmode=require"))
-    };
+    let missing =
+        DbOptions { ca_file: Some("/nonexistent/ca.pem".into()), ..DbOptions::new(format!("{url}?sslmode=require")) };
     assert!(Db::open(missing).unwrap_err().to_string().contains("/nonexistent/ca.pem"));
     let pointless = DbOptions { ca_file: Some("ca.pem".into()), ..DbOptions::new(url) };
     assert!(Db::open(pointless).unwrap_err().to_string().contains("sslmode=require"));

@@ -297,7 +297,8 @@ create index relay_batch_range on dipmo.relay_batch (shard, to_id, from_id);
 create index relay_batch_at on dipmo.relay_batch using brin (at);
 
 -- While the relays are quiet, an insert wakes them by NOTIFY; under load they poll and nobody notifies,
--- because NOTIFY serialises commits.
+-- because NOTIFY serialises commits. A transaction that has notified cannot be prepared: sessions that
+-- use two-phase commit say `set dipmo.notify = off`, and their messages wait for the next poll.
 create table dipmo.relay_wake (
     one   boolean primary key default true check (one),
     quiet boolean not null default true
@@ -307,7 +308,7 @@ insert into dipmo.relay_wake default values;
 create function dipmo.outbox_wake() returns trigger language plpgsql security definer
     set search_path = pg_catalog, pg_temp as $$
 begin
-    if (select quiet from dipmo.relay_wake) then
+    if coalesce(current_setting('dipmo.notify', true), '') <> 'off' and (select quiet from dipmo.relay_wake) then
         perform pg_notify(tg_table_schema || '_outbox', '');
     end if;
     return null;

@@ -8,8 +8,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{InboxEvent, InboxState};
-use crate::message::{Message, OutMessage};
 use crate::failure::Stage;
+use crate::message::{Message, OutMessage};
 use crate::process::Status;
 
 /// The longest error text that is kept.

@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::consumer::{Envelope, Field, Format};
+use crate::failure::Stage;
 use crate::inbox::Fault;
 use crate::message::Message;
 use crate::transport::Record;
-use crate::failure::Stage;
 
 /// A key longer than this is shortened, because it becomes part of index entries.
 const KEY_BYTES_MAX: usize = 400;

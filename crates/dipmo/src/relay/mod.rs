@@ -264,7 +264,11 @@ impl Relay {
 
 impl RelayStep {
     fn add(&mut self, (lane, step): (&'static str, LaneStep)) {
-        if lane == INTERNAL { self.handed_over += step.sent } else { self.published += step.sent }
+        if lane == INTERNAL {
+            self.handed_over += step.sent
+        } else {
+            self.published += step.sent
+        }
         self.excepted += step.excepted;
         self.more |= step.more;
         self.breaker_open |= step.breaker_until.is_some();

@@ -94,7 +94,9 @@ impl Runner {
             let messages: Vec<Message> =
                 folded.handled.iter().filter_map(|at| deliveries[*at].message().cloned()).collect();
             let fault = match self.enlist_once(&folded, handler, &messages).await {
-                Ok(Enlistment::Settled(Settled::Committed)) => return Ok(Group::Settled(folded.report, folded.blocked)),
+                Ok(Enlistment::Settled(Settled::Committed)) => {
+                    return Ok(Group::Settled(folded.report, folded.blocked));
+                }
                 Ok(Enlistment::Settled(Settled::Duplicates(keys))) => {
                     known.duplicates.extend(keys);
                     continue;
@@ -123,7 +125,9 @@ impl Runner {
             match folded.handled[..] {
                 [only] => drop(known.failures.insert(only, fault)),
                 _ if deliveries.len() > 1 => return Ok(Group::Apart),
-                _ => return self.keep_raw(fence, deliveries).await.map(|report| Group::Settled(report, HashSet::new())),
+                _ => {
+                    return self.keep_raw(fence, deliveries).await.map(|report| Group::Settled(report, HashSet::new()));
+                }
             }
         }
         Err(self.too_many_conflicts())

@@ -417,7 +417,10 @@ impl<'a> Fold<'a> {
             }),
             Delivery::Stored(claimed) => {
                 if let Some(event) = disposition.event() {
-                    claimed.state.next(event).expect("what is claimed is open, and every outcome of open work is legal");
+                    claimed
+                        .state
+                        .next(event)
+                        .expect("what is claimed is open, and every outcome of open work is legal");
                 }
                 self.folded.settlement.stored.push(Stored {
                     inbox_id: message.inbox_id,

@@ -175,7 +175,9 @@ impl Runner {
                 Ok(true) => return Ok(folded.report),
                 Ok(false) => {}
                 // It is the decision that cannot be stored: the message fails, with its envelope intact.
-                Err(error) if error.kind() == ErrorKind::Poison && deliveries.len() == 1 && known.failures.is_empty() => {
+                Err(error)
+                    if error.kind() == ErrorKind::Poison && deliveries.len() == 1 && known.failures.is_empty() =>
+                {
                     known.failures.insert(0, Failure::permanent("NOT_STORABLE", error.to_string()));
                 }
                 Err(error) => return Err(error),

@@ -45,7 +45,10 @@ fn scribe(world: &World, diary: &Diary, grouping: Grouping) -> Consumer {
 }
 
 async fn written(world: &World, key: &str) -> String {
-    world.texts(&format!("select string_agg(body, ',' order by n) from dipmo.written where key = '{key}'")).await.remove(0)
+    world
+        .texts(&format!("select string_agg(body, ',' order by n) from dipmo.written where key = '{key}'"))
+        .await
+        .remove(0)
 }
 
 const GROUPINGS: [Grouping; 3] = [Grouping::Record, Grouping::Key, Grouping::Batch];
@@ -73,7 +76,8 @@ async fn a_failure_rolls_its_writes_back_and_stays_inside_its_key() {
         let world = world().await;
         let diary = Diary::refusing("3", Failure::transient("AWAY", "away"));
         let mut node = world.node(scribe(&world, &diary, grouping)).await;
-        let batch = [fresh(0, "a", "1"), fresh(1, "b", "2"), fresh(2, "a", "3"), fresh(3, "a", "4"), fresh(4, "b", "5")];
+        let batch =
+            [fresh(0, "a", "1"), fresh(1, "b", "2"), fresh(2, "a", "3"), fresh(3, "a", "4"), fresh(4, "b", "5")];
         node.receive(&batch).await.unwrap();
         assert_eq!((written(&world, "a").await.as_str(), written(&world, "b").await.as_str()), ("1", "2,5"));
         assert_eq!(world.states("a").await, ["PROCESSED", "RETRY", "PARKED"], "{grouping:?}");

@@ -71,11 +71,7 @@ async fn a_dead_message_parks_skips_or_takes_its_group_by_policy() {
     ];
     for (on_dead, states, written) in expected {
         let world = World::new().await;
-        let consumer = Consumer {
-            on_dead,
-            dlq_topic: Some("dlq".into()),
-            ..consumer(&Diary::refusing("2", never()))
-        };
+        let consumer = Consumer { on_dead, dlq_topic: Some("dlq".into()), ..consumer(&Diary::refusing("2", never())) };
         let node = world.node(consumer).await;
         node.receive(&[fresh(0, "a", "1"), fresh(1, "a", "2"), fresh(2, "a", "3")]).await.unwrap();
         assert_eq!(world.states("a").await, states, "{on_dead:?}");

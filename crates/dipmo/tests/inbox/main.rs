@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod any_language;
 mod crash;
 mod enlisted;
 mod failures;

@@ -50,7 +50,8 @@ async fn a_decision_that_cannot_be_stored_is_dead_alone() {
         let world = World::new().await;
         let label = format!("{handler:?}");
         let node = world.node(Consumer::new("sender", handler).from_kafka(&["orders"])).await;
-        let batch = [fresh(0, "a", "1"), fresh(1, "a", "666"), fresh(2, "a", "3"), fresh(3, "b", "4"), fresh(4, "c", "5")];
+        let batch =
+            [fresh(0, "a", "1"), fresh(1, "a", "666"), fresh(2, "a", "3"), fresh(3, "b", "4"), fresh(4, "c", "5")];
         node.receive(&batch).await.unwrap();
         assert_eq!(world.states("a").await, ["PROCESSED", "DEAD", "PARKED"], "{label}");
         assert_eq!(world.states("b").await, ["PROCESSED"], "{label}");

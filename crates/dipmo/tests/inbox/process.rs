@@ -18,7 +18,10 @@ async fn a_batch_is_processed_in_order_and_sends_what_it_decided() {
     let report = node.receive(&batch).await.unwrap();
     assert_eq!(report, Report { processed: 3, sent: 3, ..Report::default() });
     assert_eq!((pages(&world, "a").await, pages(&world, "b").await), ("[1,3]".into(), "[2]".into()));
-    assert_eq!(world.texts("select convert_from(payload, 'UTF8') from dipmo.outbox order by id").await, ["1", "2", "3"]);
+    assert_eq!(
+        world.texts("select convert_from(payload, 'UTF8') from dipmo.outbox order by id").await,
+        ["1", "2", "3"]
+    );
     assert_eq!(world.states("a").await, ["PROCESSED", "PROCESSED"]);
     let journal = "select concat_ws(' ', kind, from_state, to_state, message_id) from dipmo.journal order by id";
     assert_eq!(

@@ -43,10 +43,7 @@ async fn in_store_mode_the_missing_version_passes_the_parked_key_too() {
     let mut node = world.node(checking(VersionPolicy::ParkOnGap)).await;
     let batch = [versioned(0, "a", 3), versioned(1, "a", 2)];
     node.runner.handle(&node.fence, &batch).await.unwrap();
-    let store = world.node(Consumer {
-        mode: dipmo::consumer::Mode::Store,
-        ..checking(VersionPolicy::ParkOnGap)
-    });
+    let store = world.node(Consumer { mode: dipmo::consumer::Mode::Store, ..checking(VersionPolicy::ParkOnGap) });
     let store = store.await;
     store.runner.store_only(&store.fence, &[versioned(2, "a", 1)]).await.unwrap();
     node.work_off().await;

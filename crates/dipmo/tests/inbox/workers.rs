@@ -175,7 +175,8 @@ async fn a_node_whose_clock_is_an_hour_ahead_decides_and_takes_nothing_early() {
     let world = World::on(&postgres_url(), ahead).await;
     let mut node = world.node(Consumer::process("patient", Patient).from_kafka(&["orders"])).await;
     node.receive(&[fresh(0, "a", "1")]).await.unwrap();
-    let deadline = "select (deadline between now() + interval '50 s' and now() + interval '61 s')::text from dipmo.process";
+    let deadline =
+        "select (deadline between now() + interval '50 s' and now() + interval '61 s')::text from dipmo.process";
     assert_eq!(world.texts(deadline).await, ["true"]);
     assert_eq!(node.work_off().await.timers, 0, "no timer is due by the time of the database");
     let leases = "select bool_and(until between now() and now() + interval '16 s')::text from dipmo.lease \

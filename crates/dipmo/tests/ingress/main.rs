@@ -12,6 +12,7 @@ mod rebalance;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dipmo::OutMessage;
 use dipmo::consumer::Consumer;
 use dipmo::ingress::KafkaIngress;
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
@@ -19,7 +20,6 @@ use dipmo::runner::Worker;
 use dipmo::shutdown::ShutdownTrigger;
 use dipmo::store::postgres::Db;
 use dipmo::wake::Wake;
-use dipmo::OutMessage;
 use support::World;
 use support::kafka::Topic;
 use time::OffsetDateTime;

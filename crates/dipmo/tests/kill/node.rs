@@ -99,11 +99,8 @@ pub async fn run_here(db: Db, bootstrap: &str, input: &str, output: &str, shutdo
     let consumer = Consumer::process("numbers", process).from_kafka(&[input]);
     let consumer = Arc::new(Consumer { batch_max: 10, lease: LEASE, retry, ..consumer });
     let inner = PgInbox::register(db.clone(), &consumer).await.unwrap();
-    let store = Arc::new(Fused {
-        inner,
-        before: Fuse::at(Death::BeforeInboxCommit),
-        after: Fuse::at(Death::AfterInboxCommit),
-    });
+    let store =
+        Arc::new(Fused { inner, before: Fuse::at(Death::BeforeInboxCommit), after: Fuse::at(Death::AfterInboxCommit) });
     let (name, wake) = (format!("node-{}", Uuid::now_v7()), Wake::default());
     let runner = Runner::new(store, consumer, db.clock().clone());
     let mut kafka = KafkaOptions::new(bootstrap);

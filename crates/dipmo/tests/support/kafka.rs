@@ -112,7 +112,9 @@ impl Reader {
     pub async fn next(&mut self) -> (String, String, String) {
         let message = self.consumer.recv().await.unwrap();
         let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
-        let id = message.headers().and_then(|headers| headers.iter().find(|h| h.key == "event-id")?.value.map(<[u8]>::to_vec));
+        let id = message
+            .headers()
+            .and_then(|headers| headers.iter().find(|h| h.key == "event-id")?.value.map(<[u8]>::to_vec));
         (text(message.key()), text(id.as_deref()), text(message.payload()))
     }
 }

@@ -108,8 +108,11 @@ impl Db {
         let given = config.get_options().map(|given| format!("{given} ")).unwrap_or_default();
         config.options(format!("{given}-c idle_in_transaction_session_timeout={idle}"));
         let tls = tls::connector(&mut config, options.ca_file.as_deref())?;
-        let manager =
-            Manager::from_config(config.clone(), tls.clone(), ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let manager = Manager::from_config(
+            config.clone(),
+            tls.clone(),
+            ManagerConfig { recycling_method: RecyclingMethod::Fast },
+        );
         let pool = Pool::builder(manager)
             .max_size(options.connections_max)
             .build()
