@@ -26,6 +26,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Transaction};
@@ -43,9 +44,11 @@ const CONNECTIONS_MAX: usize = 16;
 /// Twice the lease of a bucket: an honest handler has answered long before.
 const IDLE_IN_TRANSACTION_MAX: Duration = Duration::from_secs(30);
 
-/// A database: a pool of connections, the schema that holds our tables, and a clock.
+/// A database: a pool of connections, the schema that holds our tables, and a clock. Clones share it.
 #[derive(Clone)]
-pub struct Db {
+pub struct Db(Arc<Shared>);
+
+struct Shared {
     pool: Pool,
     config: Config,
     tls: MakeRustlsConnect,
@@ -91,7 +94,7 @@ impl fmt::Debug for DbOptions {
 
 impl fmt::Debug for Db {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Db").field("schema", &self.schema).finish_non_exhaustive()
+        f.debug_struct("Db").field("schema", &self.0.schema).finish_non_exhaustive()
     }
 }
 
@@ -117,29 +120,30 @@ impl Db {
             .max_size(options.connections_max)
             .build()
             .map_err(|error| Error::invalid("making the connection pool").source(error))?;
-        Ok(Self { pool, config, tls, schema: options.schema, clock: options.clock })
+        Ok(Self(Arc::new(Shared { pool, config, tls, schema: options.schema, clock: options.clock })))
     }
 
     pub fn schema(&self) -> &str {
-        &self.schema
+        &self.0.schema
     }
 
     pub fn clock(&self) -> &Clock {
-        &self.clock
+        &self.0.clock
     }
 
     /// The settings to open a connection outside the pool, for LISTEN.
     pub(crate) fn config(&self) -> &Config {
-        &self.config
+        &self.0.config
     }
 
     pub(crate) fn tls(&self) -> MakeRustlsConnect {
-        self.tls.clone()
+        self.0.tls.clone()
     }
 
     /// A pooled connection.
     pub async fn client(&self) -> Result<Object> {
-        self.pool
+        self.0
+            .pool
             .get()
             .await
             .map_err(|error| Error::new(ErrorKind::Unavailable, "connecting to PostgreSQL").source(error))
@@ -147,10 +151,10 @@ impl Db {
 
     /// SQL is written with the schema `dipmo`; a store on another schema reads it rewritten.
     pub(crate) fn sql(&self, statement: &'static str) -> Cow<'static, str> {
-        if self.schema == SCHEMA_DEFAULT {
+        if self.0.schema == SCHEMA_DEFAULT {
             return Cow::Borrowed(statement);
         }
-        Cow::Owned(statement.replace("dipmo.", &format!("{}.", self.schema)))
+        Cow::Owned(statement.replace("dipmo.", &format!("{}.", self.0.schema)))
     }
 }
 
