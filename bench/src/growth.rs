@@ -47,6 +47,9 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         (Work::Store, "store", "store: 1 M against 10 k"),
         (Work::Process, "inline, process step", "process: 1 M against 10 k"),
     ] {
+        if args.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+            continue;
+        }
         let mut medians = Vec::new();
         for (history, slices) in measure(&servers, args, work).await? {
             let of = |value: fn(&Slice) -> f64| slices.iter().map(value).collect::<Vec<f64>>();

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     pub(crate) repetitions: usize,
     /// Only contestants whose name contains this
     #[arg(long)]
-    only: Option<String>,
+    pub(crate) only: Option<String>,
     /// A setting of librdkafka for dipmo's consumer, name=value; may be repeated
     #[arg(long)]
     pub(crate) kafka: Vec<String>,

@@ -142,7 +142,7 @@ impl Report {
         self.line(&format!("\nload average at the end: {}", load_average()));
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         fs::create_dir_all(&dir)?;
-        let file = dir.join(format!("{}-{}.md", now("[year][month][day]-[hour][minute]"), self.name));
+        let file = dir.join(format!("{}-{}.md", now("[year][month][day]-[hour][minute][second]"), self.name));
         fs::write(&file, &self.text).with_context(|| format!("writing {}", file.display()))?;
         eprintln!("saved to {}", file.display());
         Ok(())
@@ -164,7 +164,7 @@ pub(crate) fn load_average() -> String {
 fn now(format: &str) -> String {
     let utc = OffsetDateTime::now_utc();
     let formatted = match format {
-        "[year][month][day]-[hour][minute]" => utc.format(format_description!("[year][month][day]-[hour][minute]")),
+        "[year][month][day]-[hour][minute][second]" => utc.format(format_description!("[year][month][day]-[hour][minute][second]")),
         _ => utc.format(format_description!("[year]-[month]-[day] [hour]:[minute] UTC")),
     };
     formatted.unwrap_or_default()

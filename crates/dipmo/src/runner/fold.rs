@@ -169,15 +169,23 @@ pub(super) fn keep_raw(consumer: &Consumer, fence: &Fence, deliveries: &[Deliver
 
 /// The part of the fence that these deliveries rely on: locking less leaves other groups alone.
 fn narrow(fence: &Fence, deliveries: &[Delivery]) -> Fence {
-    let relies = |held: &Held, delivery: &Delivery| match delivery {
+    fence.iter().filter(|held| deliveries.iter().any(|delivery| relies(delivery, held))).cloned().collect()
+}
+
+/// Every delivery has a part of the fence to rely on; without one nothing would keep a late node out.
+pub(super) fn covers(fence: &Fence, deliveries: &[Delivery]) -> bool {
+    deliveries.iter().all(|delivery| fence.iter().any(|held| relies(delivery, held)))
+}
+
+fn relies(delivery: &Delivery, held: &Held) -> bool {
+    match delivery {
         Delivery::Fresh { message, .. } => {
             message.partition == Some(held.bucket)
                 && held.scope.strip_suffix(message.topic.as_str()).is_some_and(|rest| rest.ends_with(':'))
         }
         Delivery::Stored(claimed) => claimed.bucket == held.bucket,
         Delivery::Timer(timer, _) => timer.bucket == held.bucket,
-    };
-    fence.iter().filter(|held| deliveries.iter().any(|delivery| relies(held, delivery))).cloned().collect()
+    }
 }
 
 /// A panic in user code is a failure of the message, not of the runner.

@@ -92,6 +92,9 @@ impl Runner {
         if deliveries.is_empty() {
             return Ok(Report::default());
         }
+        if !fold::covers(fence, deliveries) {
+            return Err(Error::lease_lost("a bucket of this batch is not held"));
+        }
         let report = match &self.consumer.handler {
             Handler::Process(process) => self.decide(process.clone(), fence, deliveries).await?,
             Handler::Enlisted { handler, grouping } => {
@@ -105,6 +108,9 @@ impl Runner {
 
     /// Stores the deliveries for workers, without handling them.
     pub async fn store_only(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        if !fold::covers(fence, deliveries) {
+            return Err(Error::lease_lost("a partition of this batch is not held"));
+        }
         let report = self.in_parts(fence, deliveries, |part| self.store_part(fence, part)).await?;
         self.count(&report);
         Ok(report)

@@ -49,8 +49,8 @@ pub struct Worker {
     wake: WakeListener,
     held: Fence,
     renewed: Option<Instant>,
-    /// Claimed, but the database went away before it was settled: tried again under the same claim.
-    unsettled: Vec<Delivery>,
+    /// Claimed, but the database went away before it was settled: tried again under the same fence.
+    unsettled: Option<(Fence, Vec<Delivery>)>,
 }
 
 impl Worker {
@@ -63,7 +63,7 @@ impl Worker {
 
     /// A worker over any store.
     pub fn with(runner: Runner, owner: String, wake: &Wake) -> Self {
-        Self { runner, owner, wake: wake.listen(), held: Fence::new(), renewed: None, unsettled: Vec::new() }
+        Self { runner, owner, wake: wake.listen(), held: Fence::new(), renewed: None, unsettled: None }
     }
 
     /// Works until asked to stop, then gives its buckets back.
@@ -91,9 +91,8 @@ impl Worker {
     pub async fn run_once(&mut self) -> Result<WorkerStep> {
         self.hold_leases().await?;
         let mut step = WorkerStep::default();
-        if !self.unsettled.is_empty() {
-            let unsettled = std::mem::take(&mut self.unsettled);
-            self.handle(unsettled, &mut step).await?;
+        if let Some((fence, deliveries)) = self.unsettled.take() {
+            self.handle_under(fence, deliveries, &mut step).await?;
         }
         if self.held.is_empty() {
             return Ok(step);
@@ -157,7 +156,11 @@ impl Worker {
     }
 
     async fn handle(&mut self, deliveries: Vec<Delivery>, step: &mut WorkerStep) -> Result<()> {
-        match self.runner.handle(&self.held, &deliveries).await {
+        self.handle_under(self.held.clone(), deliveries, step).await
+    }
+
+    async fn handle_under(&mut self, fence: Fence, deliveries: Vec<Delivery>, step: &mut WorkerStep) -> Result<()> {
+        match self.runner.handle(&fence, &deliveries).await {
             Ok(report) => {
                 step.report += report;
                 Ok(())
@@ -168,7 +171,7 @@ impl Worker {
                     // Someone else was quicker with one of them: the next claim shows what is left.
                     ErrorKind::Conflict => {}
                     // The claim counted an attempt that was not made: made good when the database is well.
-                    _ => self.unsettled = deliveries,
+                    _ => self.unsettled = Some((fence, deliveries)),
                 }
                 Err(error)
             }

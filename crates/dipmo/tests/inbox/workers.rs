@@ -81,6 +81,8 @@ async fn a_worker_that_slept_past_its_lease_commits_nothing() {
     assert_eq!(refused.kind(), ErrorKind::LeaseLost);
     assert_eq!(sleepy.runner.store().claim_received(&fence, 10).await.unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(pages(&world, "a").await, "[1]");
+    let unfenced = quick.runner.handle(&Vec::new(), &late).await.unwrap_err();
+    assert_eq!(unfenced.kind(), ErrorKind::LeaseLost, "without a fence nothing is settled at all");
 }
 
 #[tokio::test]
