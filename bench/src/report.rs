@@ -164,7 +164,9 @@ pub(crate) fn load_average() -> String {
 fn now(format: &str) -> String {
     let utc = OffsetDateTime::now_utc();
     let formatted = match format {
-        "[year][month][day]-[hour][minute][second]" => utc.format(format_description!("[year][month][day]-[hour][minute][second]")),
+        "[year][month][day]-[hour][minute][second]" => {
+            utc.format(format_description!("[year][month][day]-[hour][minute][second]"))
+        }
         _ => utc.format(format_description!("[year]-[month]-[day] [hour]:[minute] UTC")),
     };
     formatted.unwrap_or_default()

@@ -89,7 +89,7 @@ fn decode_stored(stored: &StoredRecord, envelope: &Envelope) -> Result<Message, 
         payload: stored.payload.clone(),
         timestamp: stored.event_time,
     };
-    match decode(record, Some(&stored.source), envelope) {
+    match decode(&record, Some(&stored.source), envelope) {
         (message, None) => Ok(message),
         (_, Some(fault)) => Err(Failure::undecodable(&fault.code, fault.message)),
     }

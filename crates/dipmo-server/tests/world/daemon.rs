@@ -1,8 +1,10 @@
 //! The daemon as a process of the test, with its HTTP side.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use super::{Ran, World, ran};
@@ -13,6 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Daemon {
     child: Option<Child>,
     http: SocketAddr,
+    log: PathBuf,
 }
 
 impl Daemon {
@@ -24,8 +27,11 @@ impl Daemon {
 
     pub(crate) fn start_as_configured(world: &World, http: SocketAddr, args: &[&str]) -> Self {
         let mut command = world.command();
-        command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self { child: Some(command.spawn().unwrap()), http }
+        // Files, not pipes: a daemon that says much must not wait for somebody to read it.
+        let log = world.dir.join(format!("daemon-{}", http.port()));
+        let file = |name: &str| File::create(log.with_extension(name)).unwrap();
+        command.arg("run").args(args).stdout(file("out")).stderr(file("err"));
+        Self { child: Some(command.spawn().unwrap()), http, log }
     }
 
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
@@ -48,7 +54,9 @@ impl Daemon {
     }
 
     pub(crate) fn ended(mut self) -> Ran {
-        ran(self.child.take().unwrap().wait_with_output().unwrap())
+        let status = self.child.take().unwrap().wait().unwrap();
+        let read = |name: &str| std::fs::read(self.log.with_extension(name)).unwrap();
+        ran(Output { status, stdout: read("out"), stderr: read("err") })
     }
 }
 
@@ -57,6 +65,11 @@ impl Drop for Daemon {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
+            if std::thread::panicking() {
+                let log = std::fs::read_to_string(self.log.with_extension("err")).unwrap_or_default();
+                let said = std::fs::read_to_string(self.log.with_extension("out")).unwrap_or_default();
+                println!("--- {}\n{said}{log}", self.log.display());
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Everything that one transaction writes about a batch of messages.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -134,7 +135,7 @@ impl Park {
 #[derive(Debug, Clone)]
 pub struct Arrival {
     pub dedupe_key: Uuid,
-    pub message: Message,
+    pub message: Arc<Message>,
     pub disposition: Disposition,
     pub parks: Option<Park>,
 }

@@ -21,8 +21,8 @@ const KEY_BYTES_MAX: usize = 400;
 const FIELD_BYTES_MAX: usize = 1_000;
 
 /// Reads the envelope. The fault says why the message cannot be handled as it is.
-pub fn decode(record: Record, system: Option<&str>, envelope: &Envelope) -> (Message, Option<Fault>) {
-    let mut fields = Fields { envelope, record: &record, body: None, fault: None };
+pub fn decode(record: &Record, system: Option<&str>, envelope: &Envelope) -> (Message, Option<Fault>) {
+    let mut fields = Fields { envelope, record, body: None, fault: None };
     fields.parse_body();
     let position = format!("{}/{}/{}", record.topic, record.partition, record.offset);
     let message_id = fields.text(Field::MessageId);
@@ -50,7 +50,7 @@ pub fn decode(record: Record, system: Option<&str>, envelope: &Envelope) -> (Mes
         attempt: 1,
     };
     let fault = fields.fault;
-    set_key(&mut message, record.key);
+    set_key(&mut message, record.key.clone());
     (message, fault)
 }
 
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_position_is_the_id_when_no_header_gives_one() {
-        let (message, fault) = decode(record(b"{}"), None, &Envelope::default());
+        let (message, fault) = decode(&record(b"{}"), None, &Envelope::default());
         assert_eq!((message.message_id.as_str(), message.source.as_str(), fault), ("hits/3/7", "hits", None));
         assert_eq!(message.key, "hits/3/7", "without a key a message is ordered with nothing else");
     }
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn what_is_not_json_keeps_its_bytes_and_its_headers() {
         let broken = with_header(record(b"{oops"), "event-id", b"e-1");
-        let (message, fault) = decode(broken, Some("ihub"), &Envelope::default());
+        let (message, fault) = decode(&broken, Some("ihub"), &Envelope::default());
         assert_eq!((message.message_id.as_str(), message.source.as_str()), ("e-1", "ihub"));
         assert_eq!(message.payload.as_deref(), Some(&b"{oops"[..]));
         assert_eq!(fault.map(|f| (f.stage, f.code)), Some((Stage::ConsumerSerde, "NOT_JSON".into())));
@@ -212,7 +212,7 @@ mod tests {
         let mut envelope = Envelope::default();
         envelope.pointers.insert(Field::MessageId, "/eventId".into());
         envelope.pointers.insert(Field::AggregateVersion, "/aggregate/version".into());
-        let (message, fault) = decode(record(br#"{"eventId":"e-2","aggregate":{"version":4}}"#), None, &envelope);
+        let (message, fault) = decode(&record(br#"{"eventId":"e-2","aggregate":{"version":4}}"#), None, &envelope);
         assert_eq!((message.message_id.as_str(), message.aggregate_version, fault), ("e-2", Some(4), None));
     }
 
@@ -220,7 +220,7 @@ mod tests {
     fn a_binary_key_is_kept_as_it_came() {
         let mut binary = record(b"{}");
         binary.key = Some(Bytes::from_static(&[0, 255, 1]));
-        let (message, _) = decode(binary, None, &Envelope::default());
+        let (message, _) = decode(&binary, None, &Envelope::default());
         assert_eq!((message.key.as_str(), message.key_bytes.as_deref()), ("0x00ff01", Some(&[0, 255, 1][..])));
     }
 
@@ -240,7 +240,7 @@ mod tests {
                 wild.headers.push((name.into(), Some(bytes(30))));
             }
             wild.headers.push((String::from_utf8_lossy(&bytes(10)).into_owned(), Some(bytes(10))));
-            let (message, _) = decode(wild, None, &Envelope::default());
+            let (message, _) = decode(&wild, None, &Envelope::default());
             let text = format!("{}{}{:?}{}", message.key, message.message_id, message.event_type, message.tenant);
             assert!(!text.contains('\0'), "seed {seed}");
             assert!(message.key.len() <= KEY_BYTES_MAX, "seed {seed}");

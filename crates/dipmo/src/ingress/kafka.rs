@@ -156,8 +156,8 @@ impl KafkaIngress {
         let consumer = self.runner.consumer();
         let deliveries: Vec<Delivery> = batch
             .iter()
-            .map(|polled| decode(polled.record.clone(), self.subscription.system.as_deref(), &consumer.envelope))
-            .map(|(message, fault)| Delivery::Fresh { message, fault })
+            .map(|polled| decode(&polled.record, self.subscription.system.as_deref(), &consumer.envelope))
+            .map(|(message, fault)| Delivery::Fresh { message: Arc::new(message), fault })
             .collect();
         let report = if cautious || consumer.mode == Mode::Store {
             self.runner.store_only(&fence, &deliveries).await?

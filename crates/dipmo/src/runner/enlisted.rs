@@ -1,5 +1,6 @@
 //! Runs enlisted handlers: one transaction a group, groups of different keys side by side.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -13,7 +14,7 @@ use crate::handler::EnlistedHandler;
 use crate::inbox::{Fence, Settled};
 use crate::message::Message;
 use crate::process::Failure;
-use crate::store::Enlistment;
+use crate::store::{Enlistment, Loaded};
 
 /// How a group ended.
 enum Group {
@@ -30,6 +31,14 @@ enum Refusals {
     TakeApart,
 }
 
+/// What every group of a batch shares.
+struct GroupWork<'a> {
+    handler: &'a dyn EnlistedHandler,
+    fence: &'a Fence,
+    loaded: &'a Loaded,
+    refusals: Refusals,
+}
+
 impl Runner {
     pub(super) async fn enlist(
         &self,
@@ -38,14 +47,18 @@ impl Runner {
         fence: &Fence,
         deliveries: &[Delivery],
     ) -> Result<Report> {
+        // Loaded once for all groups; whatever changes meanwhile is found out when a group settles.
+        let loaded = self.load(None, deliveries).await?;
         if grouping == Grouping::Batch {
-            let whole = self.enlist_group(handler, fence, deliveries, Known::default(), Refusals::TakeApart).await?;
+            let group = GroupWork { handler, fence, loaded: &loaded, refusals: Refusals::TakeApart };
+            let whole = self.enlist_group(&group, deliveries, Known::default()).await?;
             if let Group::Settled(report, _) = whole {
                 return Ok(report);
             }
         }
         let single = grouping == Grouping::Record;
-        let groups = by_key(deliveries).into_iter().map(|group| self.enlist_key(handler, fence, group, single));
+        let work = GroupWork { handler, fence, loaded: &loaded, refusals: Refusals::Settle };
+        let groups = by_key(deliveries).into_iter().map(|group| self.enlist_key(&work, group, single));
         stream::iter(groups)
             .buffer_unordered(self.consumer.concurrency)
             .try_fold(Report::default(), |mut sum, report| async move {
@@ -56,44 +69,31 @@ impl Runner {
     }
 
     /// The messages of one key, together or one by one, in order.
-    async fn enlist_key(
-        &self,
-        handler: &dyn EnlistedHandler,
-        fence: &Fence,
-        group: Vec<Delivery>,
-        single: bool,
-    ) -> Result<Report> {
+    async fn enlist_key(&self, work: &GroupWork<'_>, group: Vec<Delivery>, single: bool) -> Result<Report> {
         let mut sum = Report::default();
         let mut blocked = HashSet::new();
         let size = if single { 1 } else { group.len() };
         for part in group.chunks(size) {
             let known = Known { blocked: blocked.clone(), ..Known::default() };
-            match self.enlist_group(handler, fence, part, known, Refusals::Settle).await? {
+            match self.enlist_group(work, part, known).await? {
                 Group::Settled(report, parked) => {
                     sum += report;
                     blocked.extend(parked);
                 }
-                Group::Apart => sum += Box::pin(self.enlist_key(handler, fence, part.to_vec(), true)).await?,
+                Group::Apart => sum += Box::pin(self.enlist_key(work, part.to_vec(), true)).await?,
             }
         }
         Ok(sum)
     }
 
-    async fn enlist_group(
-        &self,
-        handler: &dyn EnlistedHandler,
-        fence: &Fence,
-        deliveries: &[Delivery],
-        mut known: Known,
-        refusals: Refusals,
-    ) -> Result<Group> {
+    async fn enlist_group(&self, work: &GroupWork<'_>, deliveries: &[Delivery], mut known: Known) -> Result<Group> {
+        let mut loaded = Cow::Borrowed(work.loaded);
         let mut conflicts = 0;
         while conflicts < CONFLICTS_MAX {
-            let loaded = self.load(None, deliveries).await?;
-            let folded = fold::fold_enlisted(&self.consumer, fence, &loaded, deliveries, &known);
+            let folded = fold::fold_enlisted(&self.consumer, work.fence, &loaded, deliveries, &known);
             let messages: Vec<Message> =
                 folded.handled.iter().filter_map(|at| deliveries[*at].message().cloned()).collect();
-            let fault = match self.enlist_once(&folded, handler, &messages).await {
+            let fault = match self.enlist_once(&folded, work.handler, &messages).await {
                 Ok(Enlistment::Settled(Settled::Committed)) => {
                     return Ok(Group::Settled(folded.report, folded.blocked));
                 }
@@ -103,9 +103,10 @@ impl Runner {
                 }
                 Ok(Enlistment::Settled(Settled::Conflict)) => {
                     conflicts += 1;
+                    loaded = Cow::Owned(self.load(None, deliveries).await?);
                     continue;
                 }
-                Ok(Enlistment::Refused(_)) if refusals == Refusals::TakeApart => return Ok(Group::Apart),
+                Ok(Enlistment::Refused(_)) if work.refusals == Refusals::TakeApart => return Ok(Group::Apart),
                 Ok(Enlistment::Refused(refused)) => {
                     debug!(consumer = self.consumer.name, failure = %refused.failure, "handler refused a message");
                     // A handler that names a message it was not given can only mean the last one.
@@ -126,7 +127,10 @@ impl Runner {
                 [only] => drop(known.failures.insert(only, fault)),
                 _ if deliveries.len() > 1 => return Ok(Group::Apart),
                 _ => {
-                    return self.keep_raw(fence, deliveries).await.map(|report| Group::Settled(report, HashSet::new()));
+                    return self
+                        .keep_raw(work.fence, deliveries)
+                        .await
+                        .map(|report| Group::Settled(report, HashSet::new()));
                 }
             }
         }

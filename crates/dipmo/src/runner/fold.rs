@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -20,7 +21,7 @@ use crate::store::{ClaimedMessage, Loaded};
 pub enum Delivery {
     /// From a broker; the store has not seen it. The fault says why it cannot be decoded.
     Fresh {
-        message: Message,
+        message: Arc<Message>,
         fault: Option<Fault>,
     },
     /// Open work from the store.
@@ -31,7 +32,8 @@ pub enum Delivery {
 impl Delivery {
     pub(super) fn message(&self) -> Option<&Message> {
         match self {
-            Delivery::Fresh { message, .. } | Delivery::Stored(ClaimedMessage { message, .. }) => Some(message),
+            Delivery::Fresh { message, .. } => Some(message),
+            Delivery::Stored(ClaimedMessage { message, .. }) => Some(message),
             Delivery::Timer(..) => None,
         }
     }
@@ -39,7 +41,8 @@ impl Delivery {
     fn key(&self) -> &str {
         match self {
             Delivery::Timer(_, instance) => &instance.business_key,
-            Delivery::Fresh { message, .. } | Delivery::Stored(ClaimedMessage { message, .. }) => &message.key,
+            Delivery::Fresh { message, .. } => &message.key,
+            Delivery::Stored(ClaimedMessage { message, .. }) => &message.key,
         }
     }
 }
@@ -90,9 +93,10 @@ pub(super) fn fold_process(
     let mut instances = Instances::new(process.name(), loaded);
     for (at, delivery) in deliveries.iter().enumerate() {
         let decide = |current: Option<&Instance>, input: Input<'_>| decide(process, current, input, loaded.now);
-        match delivery {
-            Delivery::Timer(timer, instance) => fold.timer(timer, instance, &mut instances, decide),
-            Delivery::Fresh { message, .. } | Delivery::Stored(ClaimedMessage { message, .. }) => {
+        match (delivery, delivery.message()) {
+            (Delivery::Timer(timer, instance), _) => fold.timer(timer, instance, &mut instances, decide),
+            (_, None) => {}
+            (_, Some(message)) => {
                 let business_key = process.business_key(message);
                 fold.message(at, delivery, message, |folded| {
                     let decision = decide(instances.get(&message.tenant, &business_key), Input::Message(message))?;
@@ -158,7 +162,8 @@ pub(super) fn keep_raw(consumer: &Consumer, fence: &Fence, deliveries: &[Deliver
         let why = "the database refuses what the message holds or what was decided on it";
         if matches!(delivery, Delivery::Fresh { .. }) {
             let fault = Fault::new(Stage::ConsumerSerde, "NOT_STORABLE", why);
-            fold.settle(delivery, &message.bare(), Disposition::SerdeError { fault }, None);
+            fold.is_duplicate(message);
+            fold.arrive(Arc::new(message.bare()), Disposition::SerdeError { fault }, None);
         } else {
             let fault = Fault::new(Stage::Business, "NOT_STORABLE", why);
             fold.settle(delivery, message, Disposition::Dead { fault }, Some(Park::ForHead));
@@ -215,6 +220,8 @@ struct Fold<'a> {
     known: &'a Known,
     keys: HashMap<&'a str, KeyState>,
     seen: HashSet<Uuid>,
+    /// The dedupe key of the fresh message at hand: hashed once.
+    dedupe_key: Uuid,
     folded: Folded,
 }
 
@@ -234,7 +241,7 @@ impl<'a> Fold<'a> {
         let keys = deliveries.iter().map(|delivery| (delivery.key(), state(delivery.key()))).collect();
         let mut folded = Folded::default();
         folded.settlement.fence = narrow(fence, deliveries);
-        Self { consumer, loaded, known, keys, seen: HashSet::new(), folded }
+        Self { consumer, loaded, known, keys, seen: HashSet::new(), dedupe_key: Uuid::nil(), folded }
     }
 
     fn key(&mut self, key: &str) -> &mut KeyState {
@@ -243,6 +250,7 @@ impl<'a> Fold<'a> {
 
     fn is_duplicate(&mut self, message: &Message) -> bool {
         let key = message.dedupe_key(&self.consumer.name);
+        self.dedupe_key = key;
         let duplicate = self.known.duplicates.contains(&key) || !self.seen.insert(key);
         self.folded.report.duplicates += usize::from(duplicate);
         duplicate
@@ -415,15 +423,10 @@ impl<'a> Fold<'a> {
     }
 
     fn settle(&mut self, delivery: &Delivery, message: &Message, disposition: Disposition, parks: Option<Park>) {
-        self.count(disposition.state());
         match delivery {
-            Delivery::Fresh { .. } => self.folded.settlement.arrivals.push(Arrival {
-                dedupe_key: message.dedupe_key(&self.consumer.name),
-                message: message.clone(),
-                disposition,
-                parks,
-            }),
+            Delivery::Fresh { message, .. } => self.arrive(Arc::clone(message), disposition, parks),
             Delivery::Stored(claimed) => {
+                self.count(disposition.state());
                 if let Some(event) = disposition.event() {
                     claimed
                         .state
@@ -439,6 +442,12 @@ impl<'a> Fold<'a> {
             }
             Delivery::Timer(..) => {}
         }
+    }
+
+    fn arrive(&mut self, message: Arc<Message>, disposition: Disposition, parks: Option<Park>) {
+        self.count(disposition.state());
+        let dedupe_key = self.dedupe_key;
+        self.folded.settlement.arrivals.push(Arrival { dedupe_key, message, disposition, parks });
     }
 
     fn timer(

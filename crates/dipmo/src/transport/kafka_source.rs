@@ -23,6 +23,16 @@ use crate::error::{Error, ErrorKind, Result};
 /// How often librdkafka tells its figures, the lag among them.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(5);
 
+/// What applies unless the settings say otherwise. librdkafka would fetch 64 MB ahead; a few batches are
+/// enough to be never without work.
+const DEFAULTS: [(&str, &str); 5] = [
+    ("auto.offset.reset", "earliest"),
+    ("fetch.wait.max.ms", "100"),
+    ("queued.min.messages", "10000"),
+    ("queued.max.messages.kbytes", "8192"),
+    ("fetch.max.bytes", "8388608"),
+];
+
 const SEEK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A topic and a partition.
@@ -65,7 +75,7 @@ impl KafkaSource {
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "false")
             .set("statistics.interval.ms", STATISTICS_INTERVAL.as_millis().to_string());
-        for (name, default) in [("auto.offset.reset", "earliest"), ("fetch.wait.max.ms", "100")] {
+        for (name, default) in DEFAULTS {
             if config.get(name).is_none() {
                 config.set(name, default);
             }

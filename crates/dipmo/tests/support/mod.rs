@@ -154,8 +154,8 @@ pub fn with_header(mut record: Record, name: &str, value: &str) -> Record {
 
 /// A record as the ingress of a default consumer delivers it.
 pub fn delivery(record: Record) -> Delivery {
-    let (message, fault): (_, Option<Fault>) = decode(record, None, &dipmo::consumer::Envelope::default());
-    Delivery::Fresh { message, fault }
+    let (message, fault): (_, Option<Fault>) = decode(&record, None, &dipmo::consumer::Envelope::default());
+    Delivery::Fresh { message: Arc::new(message), fault }
 }
 
 pub fn fresh(offset: i64, key: &str, body: &str) -> Delivery {

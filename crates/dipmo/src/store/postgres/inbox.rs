@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio_postgres::Row;
 
-use super::{Db, begin, claim, commit, execute, lease, process, query, settle};
+use super::{Db, begin, claim, commit, execute, lease, look_up, process, query, settle};
 use crate::consumer::{Consumer, Handler, VersionPolicy};
 use crate::error::Result;
 use crate::handler::{Enlisted, EnlistedHandler};
@@ -99,25 +99,32 @@ impl PgInbox {
 
 #[async_trait]
 impl InboxStore for PgInbox {
+    /// The statements travel together: one round trip. They need no common snapshot, because settling
+    /// checks whatever may have changed since.
     async fn load(&self, request: &LoadRequest) -> Result<Loaded> {
-        let mut client = self.db.client().await?;
-        let tx = begin(&mut client).await?;
-        let now = self.db.clock().for_statement();
-        let mut loaded = Loaded::nothing(query(&self.db, &tx, NOW, &[&now]).await?[0].get(0));
-        if let (Some(process_type), false) = (&request.process_type, request.instances.is_empty()) {
-            let instances = process::load_by_key(&self.db, &tx, process_type, &request.instances).await?;
-            let keyed = |i: Instance| ((i.tenant.clone(), i.business_key.clone()), i);
-            loaded.instances.extend(instances.into_iter().map(keyed));
-        }
-        if !request.keys.is_empty() {
-            let rows = query(&self.db, &tx, PARKED, &[&self.consumer_id, &request.keys]).await?;
-            loaded.parked.extend(rows.iter().map(|row| (row.get(0), row.get(1))));
-        }
-        if request.with_versions {
-            let rows = query(&self.db, &tx, VERSIONS, &[&self.consumer_id, &request.keys]).await?;
-            loaded.versions.extend(rows.iter().map(|row| (row.get::<_, String>(0), row.get::<_, i64>(1))));
-        }
-        commit(tx).await?;
+        let client = self.db.client().await?;
+        let (db, now) = (&self.db, self.db.clock().for_statement());
+        let (now, instances, parked, versions) = tokio::try_join!(
+            async { look_up(db, &client, NOW, &[&now]).await },
+            process::load_by_key(db, &client, request.process_type.as_deref(), &request.instances),
+            async {
+                match request.keys.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => look_up(db, &client, PARKED, &[&self.consumer_id, &request.keys]).await,
+                }
+            },
+            async {
+                match request.with_versions {
+                    false => Ok(Vec::new()),
+                    true => look_up(db, &client, VERSIONS, &[&self.consumer_id, &request.keys]).await,
+                }
+            },
+        )?;
+        let mut loaded = Loaded::nothing(now[0].get(0));
+        let keyed = |i: Instance| ((i.tenant.clone(), i.business_key.clone()), i);
+        loaded.instances.extend(instances.into_iter().map(keyed));
+        loaded.parked.extend(parked.iter().map(|row| (row.get(0), row.get(1))));
+        loaded.versions.extend(versions.iter().map(|row| (row.get::<_, String>(0), row.get::<_, i64>(1))));
         Ok(loaded)
     }
 

@@ -169,6 +169,17 @@ pub(crate) async fn query(
     tx.query(&prepared, params).await.map_err(|e| failed(statement, e))
 }
 
+/// Like [`query`], for reading outside any transaction.
+pub(crate) async fn look_up(
+    db: &Db,
+    client: &Object,
+    statement: &'static str,
+    params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+) -> Result<Vec<tokio_postgres::Row>> {
+    let prepared = client.prepare_cached(&db.sql(statement)).await.map_err(|e| failed(statement, e))?;
+    client.query(&prepared, params).await.map_err(|e| failed(statement, e))
+}
+
 /// Like [`query`], for statements whose count of rows is the answer.
 pub(crate) async fn execute(
     db: &Db,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::Transaction;
+use deadpool_postgres::{Object, Transaction};
 use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::columns::column;
 use super::inbox::PgInbox;
 use super::settle::Stop;
-use super::{Db, execute, query};
+use super::{Db, execute, look_up, query};
 use crate::error::Result;
 use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settled, Settlement};
 use crate::process::{Instance, Status, TimerDue};
@@ -90,13 +90,14 @@ order by t.due_at limit $4";
 
 pub(super) async fn load_by_key(
     db: &Db,
-    tx: &Transaction<'_>,
-    process_type: &str,
+    client: &Object,
+    process_type: Option<&str>,
     keys: &[(String, String)],
 ) -> Result<Vec<Instance>> {
+    let Some(process_type) = process_type.filter(|_| !keys.is_empty()) else { return Ok(Vec::new()) };
     let tenants = column(keys, |(tenant, _)| tenant.as_str());
     let business_keys = column(keys, |(_, key)| key.as_str());
-    let rows = query(db, tx, LOAD_BY_KEY, &[&process_type, &tenants, &business_keys]).await?;
+    let rows = look_up(db, client, LOAD_BY_KEY, &[&process_type, &tenants, &business_keys]).await?;
     Ok(rows.iter().map(instance).collect())
 }
 
