@@ -202,7 +202,7 @@ pub struct Settlement {
     pub arrivals: Vec<Arrival>,
     pub stored: Vec<Stored>,
     /// Keys that must still be parked for the arrivals behind them to be found again.
-    pub still_parked: Vec<String>,
+    pub still_parked: Vec<(String, Option<i64>)>,
     /// Keys whose head is through: what waits behind it may go on. With the head, where known.
     pub released: Vec<(String, Option<i64>)>,
     /// The last version applied per key.

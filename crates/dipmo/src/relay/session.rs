@@ -7,11 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use metrics::{counter, gauge};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use super::horizon::{Horizon, View};
@@ -19,7 +17,7 @@ use super::lane::{Lane, LaneStep};
 use super::leases::Leases;
 use super::publish::Sender;
 use super::{INTERNAL, KAFKA, RelayOptions, RelayStep};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::Db;
 use crate::store::postgres::relay::Link;
 use crate::store::postgres::relay_lease as store;
@@ -30,8 +28,6 @@ const LISTED_ROWS_MAX: i64 = 2_000;
 /// A relay with less than its share looks this often for shards that others gave back.
 const TEND_HUNGRY: Duration = Duration::from_secs(1);
 
-type LaneRun = BoxFuture<'static, (Lane, Result<LaneStep>)>;
-
 pub(super) struct Session {
     db: Db,
     options: Arc<RelayOptions>,
@@ -39,7 +35,9 @@ pub(super) struct Session {
     horizon: Option<Horizon>,
     leases: Leases,
     idle: Vec<Lane>,
-    running: FuturesUnordered<LaneRun>,
+    /// Tasks of their own: a lane holds row locks of its shards, which `tend` waits for, so that it must
+    /// go on while nobody polls the session. Dropping the set ends them.
+    running: JoinSet<(Lane, Result<LaneStep>)>,
     lanes: Vec<&'static str>,
     tended: Option<Instant>,
     /// Less than a fair share is owned.
@@ -70,7 +68,7 @@ impl Session {
             horizon: None,
             leases,
             idle,
-            running: FuturesUnordered::new(),
+            running: JoinSet::new(),
             lanes,
             tended: None,
             hungry: false,
@@ -94,17 +92,21 @@ impl Session {
         let view = Arc::new(view);
         for mut lane in self.idle.drain(..) {
             let view = Arc::clone(&view);
-            self.running.push(Box::pin(async move {
+            self.running.spawn(async move {
                 let done = lane.step(&view).await;
                 (lane, done)
-            }));
+            });
         }
         Ok(moved)
     }
 
     /// Waits for the next lane to end its step; `None` when none is at work.
     pub(super) async fn next_done(&mut self) -> Option<Result<(&'static str, LaneStep)>> {
-        let (lane, done) = self.running.next().await?;
+        let ended = self.running.join_next().await?;
+        let (lane, done) = match ended {
+            Ok(ended) => ended,
+            Err(error) => return Some(Err(Error::new(ErrorKind::Bug, "a relay lane panicked").source(error))),
+        };
         let name = lane.name();
         self.idle.push(lane);
         Some(done.map(|step| {

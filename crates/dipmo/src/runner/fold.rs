@@ -317,9 +317,10 @@ impl<'a> Fold<'a> {
                 self.key(key).released = Some(None);
                 false
             }
-            Some(_) => {
-                if !self.folded.settlement.still_parked.contains(key) {
-                    self.folded.settlement.still_parked.push(key.clone());
+            Some(awaits) => {
+                let parked = (key.clone(), *awaits);
+                if !self.folded.settlement.still_parked.contains(&parked) {
+                    self.folded.settlement.still_parked.push(parked);
                 }
                 true
             }

@@ -1,6 +1,7 @@
 //! Versions: stale is ignored with its reason, a gap parks or fails by policy.
 
 use dipmo::consumer::{Consumer, VersionPolicy};
+use dipmo::inbox::{Settled, Settlement};
 
 use crate::support::{World, versioned};
 use crate::{Diary, pages};
@@ -35,6 +36,35 @@ async fn after_a_gap_the_key_waits_for_the_missing_version_and_goes_on_in_order(
     assert_eq!(pages(&world, "a").await, "[1,2,3,4]");
     assert_eq!(world.count("dipmo.parked_key").await, 0);
     assert_eq!(pages(&world, "b").await, "[1]");
+}
+
+#[tokio::test]
+async fn versions_that_overtook_each_other_in_one_batch_are_put_in_order() {
+    let world = World::new().await;
+    let mut node = world.node(checking(VersionPolicy::ParkOnGap)).await;
+    node.receive(&[versioned(0, "a", 1), versioned(1, "a", 3), versioned(2, "a", 2)]).await.unwrap();
+    node.work_off().await;
+    assert_eq!(pages(&world, "a").await, "[1,2,3]");
+    // 7 and 6 wait for 4; it comes together with 8 and before 5.
+    node.receive(&[versioned(3, "a", 7), versioned(4, "a", 6)]).await.unwrap();
+    node.receive(&[versioned(5, "a", 4), versioned(6, "a", 8), versioned(7, "a", 5)]).await.unwrap();
+    node.work_off().await;
+    assert_eq!(pages(&world, "a").await, "[1,2,3,4,5,6,7,8]");
+    assert_eq!(world.count("dipmo.parked_key").await, 0);
+}
+
+#[tokio::test]
+async fn a_key_that_began_to_wait_for_another_version_meanwhile_is_looked_at_again() {
+    let world = World::new().await;
+    let mut node = world.node(checking(VersionPolicy::ParkOnGap)).await;
+    node.receive(&[versioned(0, "a", 1), versioned(1, "a", 5)]).await.unwrap();
+    // What an ingress has loaded that did not see the drain in between: the key awaits 2, not 4.
+    let stale =
+        Settlement { fence: node.fence.clone(), still_parked: vec![("a".into(), Some(4))], ..Settlement::default() };
+    assert_eq!(node.runner.store().settle(&stale).await.unwrap(), Settled::Conflict);
+    node.receive(&[versioned(2, "a", 4), versioned(3, "a", 3), versioned(4, "a", 2)]).await.unwrap();
+    node.work_off().await;
+    assert_eq!(pages(&world, "a").await, "[1,2,3,4,5]");
 }
 
 #[tokio::test]

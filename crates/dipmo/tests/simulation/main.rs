@@ -13,14 +13,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dipmo::OutMessage;
-use dipmo::consumer::Consumer;
+use dipmo::consumer::{Consumer, VersionPolicy};
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use dipmo::relay::{Relay, RelayOptions};
 use dipmo::runner::Delivery;
 use dipmo::transport::{Outcome, Outgoing, Publisher, Refusal};
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
-use support::{Node, World, fresh};
+use support::{Node, World, delivery, record, with_header};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -112,6 +113,7 @@ struct Simulation {
     dice: Dice,
     trouble: Arc<Mutex<bool>>,
     broker: Arc<Broker>,
+    versions: VersionPolicy,
     nodes: Vec<(Node, Node)>,
     relays: Vec<Relay>,
     /// What the topic holds, and how far the group has committed.
@@ -125,11 +127,20 @@ impl Simulation {
         let trouble = Arc::new(Mutex::new(true));
         let broker = Arc::new(Broker { dice: dice.clone(), trouble: trouble.clone(), log: Mutex::default() });
         let numbers = (0..EACH).flat_map(|n| (0..KEYS).map(move |key| (key, n)));
-        let topic = numbers.zip(0..).map(|((key, n), offset)| fresh(offset, &format!("k{key}"), &n.to_string()));
-        let topic = topic.collect();
+        let mut numbers: Vec<(i64, i64)> = numbers.collect();
+        // Every other world checks versions, and gets its messages out of order.
+        let versions = if seed % 2 == 0 { VersionPolicy::Unchecked } else { VersionPolicy::ParkOnGap };
+        if versions != VersionPolicy::Unchecked {
+            numbers.chunks_mut(23).for_each(|part| part.shuffle(&mut *dice.lock().unwrap()));
+        }
+        let message = |((key, n), offset): ((i64, i64), i64)| {
+            let record = record(offset, &format!("k{key}"), &n.to_string());
+            delivery(with_header(record, "aggregate-version", &(n + 1).to_string()))
+        };
+        let topic = numbers.into_iter().zip(0..).map(message).collect();
         let world = World::new().await;
         let mut simulation =
-            Self { world, dice, trouble, broker, nodes: Vec::new(), relays: Vec::new(), topic, committed: 0 };
+            Self { world, dice, trouble, broker, versions, nodes: Vec::new(), relays: Vec::new(), topic, committed: 0 };
         for _ in 0..2 {
             let node = simulation.node().await;
             simulation.nodes.push(node);
@@ -142,7 +153,7 @@ impl Simulation {
         let process = Passes { name, dice: self.dice.clone(), trouble: self.trouble.clone() };
         let consumer = Consumer::process(name, process);
         let consumer = match name {
-            "first" => consumer.from_kafka(&["orders"]),
+            "first" => Consumer { versions: self.versions, ..consumer.from_kafka(&["orders"]) },
             _ => consumer.from_internal(&["Passed"]),
         };
         // Trouble lasts for as long as the dice want: attempts must not run out meanwhile.

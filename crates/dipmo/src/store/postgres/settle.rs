@@ -31,7 +31,7 @@ returning key";
 
 const LOCK_PARKED: &str = "
 -- inbox.lock_parked
-select key from dipmo.parked_key
+select key, awaits_version from dipmo.parked_key
 where consumer_id = $1 and key = any($2)
 order by key
 -- A key cannot be freed while something is being parked behind it.
@@ -108,7 +108,8 @@ with postponed as (
     returning w.id, w.key, w.bucket, s.parks, s.awaits_version
 ), parked as (
     insert into dipmo.parked_key (consumer_id, key, bucket, head_id, state, awaits_version, parked_at)
-    select $1, key, bucket, id, parks, awaits_version, coalesce($8, now()) from postponed where parks is not null
+    select distinct on (key) $1, key, bucket, id, parks, awaits_version, coalesce($8, now())
+    from postponed where parks is not null order by key, id
     on conflict (consumer_id, key) do update
         set head_id = excluded.head_id, state = excluded.state, awaits_version = excluded.awaits_version
 )
@@ -126,6 +127,16 @@ insert into dipmo.inbox_version (consumer_id, key, version)
 select $1, v.key, v.version from unnest($2::text[], $3::bigint[]) as v (key, version) order by v.key
 on conflict (consumer_id, key) do update set version = excluded.version
 where inbox_version.version < excluded.version";
+
+const FOUND_AWAITED: &str = "
+-- inbox.found_awaited
+update dipmo.parked_key k set state = 'DRAINING', awaits_version = null
+where k.consumer_id = $1 and k.key = any($2) and k.state = 'WAITING'
+  -- The version that the key began to wait for is among those set aside: it came in the same batch, or
+  -- was parked before. Nobody will bring it again.
+  and exists (select 1 from dipmo.inbox_work w
+              where w.consumer_id = $1 and w.key = k.key and w.state = 'PARKED'
+                and w.aggregate_version = k.awaits_version)";
 
 /// What makes a transaction roll back instead of commit.
 pub(super) enum Stop {
@@ -167,8 +178,11 @@ pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement)
         return Err(Stop::Retry(Settled::Duplicates(duplicates)));
     }
     if !s.still_parked.is_empty() {
-        let rows = query(inbox.db(), tx, LOCK_PARKED, &[&inbox.consumer_id(), &s.still_parked]).await?;
-        if rows.len() < s.still_parked.len() {
+        let keys = column(&s.still_parked, |(key, _)| key.as_str());
+        let rows = query(inbox.db(), tx, LOCK_PARKED, &[&inbox.consumer_id(), &keys]).await?;
+        let found: HashSet<(String, Option<i64>)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        // Freed meanwhile, or waiting for a version that may be the one about to be put behind it.
+        if !s.still_parked.iter().all(|parked| found.contains(parked)) {
             return Err(Stop::Retry(Settled::Conflict));
         }
     }
@@ -193,6 +207,7 @@ pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement)
         execute(db, tx, RELEASE, &[&inbox.consumer_id(), &keys, &heads]).await?;
     }
     arrive(inbox, tx, &s.arrivals).await?;
+    find_awaited(inbox, tx, s).await?;
     let taken = outbox::append(db, tx, &s.outbox).await?;
     if !taken.is_empty() {
         return Err(Stop::Retry(Settled::VersionsTaken(taken)));
@@ -309,6 +324,18 @@ async fn postpone(inbox: &PgInbox, tx: &Transaction<'_>, stored: &[Stored]) -> R
     )
     .await?;
     settled_all(rows.len() as u64, open.len())
+}
+
+/// A key that began to wait for a version drains at once if that version is parked already.
+async fn find_awaited(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
+    let awaits = |parks: Option<Park>| matches!(parks, Some(Park::ForVersion(_)));
+    let stored = s.stored.iter().filter(|stored| awaits(stored.parks)).map(|stored| stored.key.as_str());
+    let arrived = s.arrivals.iter().filter(|a| awaits(a.parks)).map(|a| a.message.key.as_str());
+    let keys: Vec<&str> = stored.chain(arrived).collect();
+    if keys.is_empty() {
+        return Ok(());
+    }
+    execute(inbox.db(), tx, FOUND_AWAITED, &[&inbox.consumer_id(), &keys]).await.map(drop)
 }
 
 /// Fewer rows than messages: an operator was quicker with one of them.
