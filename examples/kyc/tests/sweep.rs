@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use dipmo::Message;
-use dipmo::consumer::{Consumer, Handler};
+use dipmo::consumer::{Consumer, Grouping, Handler};
 use dipmo::handler::{Enlisted, EnlistedHandler};
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use dipmo::runner::Report;
@@ -83,9 +83,11 @@ fn faulty(consumer: Consumer, script: &Arc<Script>, after: bool) -> Consumer {
     let script = Arc::clone(script);
     let handler = match consumer.handler.clone() {
         Handler::Process(process) => Handler::Process(Arc::new(FaultyProcess(process, script))),
-        Handler::Enlisted { handler, grouping } => {
-            Handler::Enlisted { handler: Arc::new(FaultyHandler { inner: handler, script, after }), grouping }
-        }
+        // By key: a failure in a batch would have the other cases of the batch repeat their step.
+        Handler::Enlisted { handler, .. } => Handler::Enlisted {
+            handler: Arc::new(FaultyHandler { inner: handler, script, after }),
+            grouping: Grouping::Key,
+        },
     };
     Consumer { handler, ..consumer }
 }

@@ -30,7 +30,7 @@ const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Pausing throws fetched records away, so it is done only when the trouble lasts.
 const PAUSE_AFTER: Duration = Duration::from_secs(1);
-/// How often a full backlog is looked at again, and a filling one measured.
+/// How often a full backlog is looked at again.
 const BACKLOG_CHECK: Duration = Duration::from_millis(500);
 
 /// The Kafka side of one consumer on this node.
@@ -41,7 +41,8 @@ pub struct KafkaIngress {
     owner: String,
     wake: Wake,
     taken: HashMap<Partition, (u64, TakenPartition)>,
-    backlog_checked: Option<Instant>,
+    /// How much may still be taken in before the backlog is counted again.
+    room: usize,
 }
 
 struct Subscription {
@@ -87,7 +88,7 @@ impl KafkaIngress {
             return Err(Error::invalid(format!("consumer {} takes nothing from Kafka", consumer.name)));
         };
         let source = subscription.join(&consumer.name)?;
-        Ok(Self { runner, subscription, source, owner, wake, taken: HashMap::new(), backlog_checked: None })
+        Ok(Self { runner, subscription, source, owner, wake, taken: HashMap::new(), room: 0 })
     }
 
     /// Consumes until asked to stop; then commits what is settled and leaves the group.
@@ -123,6 +124,7 @@ impl KafkaIngress {
             match self.try_settle(&batch).await {
                 Ok(report) => {
                     self.source.settled(&batch);
+                    self.room = self.room.saturating_sub(batch.len());
                     if report.received + report.retried + report.parked > 0 {
                         self.wake.fire();
                     }
@@ -237,22 +239,27 @@ impl KafkaIngress {
         }
     }
 
-    /// In store mode, waits while the workers are too far behind.
+    /// In store mode, waits while the workers are too far behind. Counting costs as much as the backlog is
+    /// long, so half of the room that a count finds is used before the next one.
     async fn wait_for_room(&mut self, shutdown: &mut Shutdown) {
         let (mode, backlog_max) = (self.runner.consumer().mode, self.runner.consumer().backlog_max);
-        if mode != Mode::Store || self.backlog_checked.is_some_and(|at| at.elapsed() < BACKLOG_CHECK) {
+        if mode != Mode::Store || self.room > 0 {
             return;
         }
         let mut paused = false;
         while !shutdown.requested() {
             match self.runner.store().backlog(backlog_max).await {
-                Ok(waiting) if waiting < backlog_max => break,
+                Ok(waiting) if waiting < backlog_max => {
+                    self.room = (backlog_max - waiting).div_ceil(2);
+                    break;
+                }
                 Ok(_) if !paused => {
                     warn!(consumer = self.runner.consumer().name, backlog_max, "backlog is full, consuming stops");
                     self.source.pause(true);
                     paused = true;
                 }
                 Ok(_) => {}
+                // The batch that follows meets the trouble itself, and waits there.
                 Err(_) => break,
             }
             self.stay_in_group(BACKLOG_CHECK, paused, shutdown).await;
@@ -260,7 +267,6 @@ impl KafkaIngress {
         if paused {
             self.source.pause(false);
         }
-        self.backlog_checked = Some(Instant::now());
     }
 
     /// Another node committed under our feet: only a new assignment tells what is ours.
