@@ -103,8 +103,9 @@ impl KafkaIngress {
             match batch {
                 Ok(batch) => self.settle(batch, &mut shutdown).await,
                 Err(error) => {
+                    // The client recovers by itself and tells of every step on the way: go on soon.
                     warn!(consumer = self.runner.consumer().name, %error, "reading failed, trying again");
-                    shutdown.wait_up_to(RETRY_MAX).await;
+                    shutdown.wait_up_to(RETRY_MIN).await;
                 }
             }
         }

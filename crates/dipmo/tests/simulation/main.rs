@@ -129,7 +129,7 @@ impl Simulation {
         let numbers = (0..EACH).flat_map(|n| (0..KEYS).map(move |key| (key, n)));
         let mut numbers: Vec<(i64, i64)> = numbers.collect();
         // Every other world checks versions, and gets its messages out of order.
-        let versions = if seed % 2 == 0 { VersionPolicy::Unchecked } else { VersionPolicy::ParkOnGap };
+        let versions = if seed.is_multiple_of(2) { VersionPolicy::Unchecked } else { VersionPolicy::ParkOnGap };
         if versions != VersionPolicy::Unchecked {
             numbers.chunks_mut(23).for_each(|part| part.shuffle(&mut *dice.lock().unwrap()));
         }
