@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 3)]
     repetitions: usize,
     /// How long the relay's producer waits for company
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 0)]
     pub(crate) linger_ms: u64,
     /// A setting of librdkafka for the relay's producer, name=value; may be repeated
     #[arg(long)]

@@ -51,7 +51,7 @@ impl KafkaOptions {
             brokers: brokers.into(),
             client_id: "dipmo".to_owned(),
             producer: None,
-            linger: Duration::from_millis(5),
+            linger: Duration::ZERO,
             send_timeout: Duration::from_secs(10),
             settings: BTreeMap::new(),
         }
