@@ -37,46 +37,50 @@ order by key
 -- A key cannot be freed while something is being parked behind it.
 for share";
 
+const NEXT_IDS: &str = "
+-- inbox.next_ids
+select nextval('dipmo.inbox_seq') from generate_series(1, $1)";
+
 const ARRIVE: &str = "
 -- inbox.arrive
-with arrived as materialized (
-    select nextval('dipmo.inbox_seq') as id, (hashtextextended(a.key, 0) & 15)::smallint as bucket, a.*
-    from unnest($2::text[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::text[], $8::bytea[],
-                $9::text[], $10::text[], $11::bigint[], $12::text[], $13::integer[], $14::text[],
-                $15::text[], $16::text[], $17::text[], $18::bytea[], $19::timestamptz[],
-                $20::text[], $21::text[], $22::bigint[], $23::text[], $24::text[], $25::text[],
-                $26::text[], $27::bigint[])
-        as a (source, message_id, topic, partition_no, offset_no, key, key_bytes,
-              tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
-              causation_id, traceparent, headers, payload, event_time,
-              state, reason, delay_ms, error_stage, error_code, error_message, parks, awaits_version)
-), wide as (
-    insert into dipmo.inbox (id, consumer_id, source, message_id, topic, partition_no, offset_no, key,
-        key_bytes, tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
-        causation_id, traceparent, headers, payload, event_time, received_at, outcome, reason)
-    select id, $1, source, message_id, topic, partition_no, offset_no, key,
-        key_bytes, tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
-        causation_id, traceparent, headers::jsonb, payload, event_time, coalesce($28, now()),
-        case when state in ('PROCESSED', 'IGNORED') then state end, reason
-    from arrived
-), parked as (
-    insert into dipmo.parked_key (consumer_id, key, bucket, head_id, state, awaits_version, parked_at)
-    -- One row a key, however many of its messages are set aside together.
-    select distinct on (key) $1, key, bucket, id, parks, awaits_version, coalesce($28, now())
-    from arrived where parks is not null order by key, id
-    on conflict (consumer_id, key) do update
-        set head_id = excluded.head_id, state = excluded.state, awaits_version = excluded.awaits_version
-        -- What only queues up does not take the place of a head that the key waits for.
-        where excluded.state = 'WAITING'
+insert into dipmo.inbox (consumer_id, id, source, message_id, topic, partition_no, offset_no, key,
+    key_bytes, tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
+    causation_id, traceparent, headers, payload, event_time, outcome, reason, received_at)
+select $1, a.id, a.source, a.message_id, a.topic, a.partition_no, a.offset_no, a.key,
+    a.key_bytes, a.tenant, a.aggregate_id, a.aggregate_version, a.event_type, a.event_version, a.correlation_id,
+    a.causation_id, a.traceparent, a.headers::jsonb, a.payload, a.event_time, a.outcome, a.reason,
+    coalesce($23, now())
+-- Straight from the arrays: a common table expression would copy every payload once more.
+from unnest($2::bigint[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bigint[], $8::text[],
+            $9::bytea[], $10::text[], $11::text[], $12::bigint[], $13::text[], $14::integer[], $15::text[],
+            $16::text[], $17::text[], $18::text[], $19::bytea[], $20::timestamptz[], $21::text[], $22::text[])
+    as a (id, source, message_id, topic, partition_no, offset_no, key, key_bytes, tenant, aggregate_id,
+          aggregate_version, event_type, event_version, correlation_id, causation_id, traceparent, headers,
+          payload, event_time, outcome, reason)";
+
+const OPEN: &str = "
+-- inbox.open
+with opened as (
+    insert into dipmo.inbox_work (consumer_id, id, bucket, key, aggregate_version, state, attempts,
+        next_attempt_at, error_stage, error_code, error_message, changed_at)
+    select $1, a.id, (hashtextextended(a.key, 0) & 15)::smallint, a.key, a.aggregate_version, a.state,
+        -- An attempt was made by everything that was not just put aside.
+        case when a.state in ('RECEIVED', 'PARKED') then 0 else 1 end,
+        coalesce($12, now()) + a.delay_ms * interval '1 millisecond',
+        a.error_stage, a.error_code, a.error_message, coalesce($12, now())
+    from unnest($2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::text[])
+        as a (id, key, aggregate_version, state, delay_ms, error_stage, error_code, error_message)
 )
-insert into dipmo.inbox_work (id, consumer_id, bucket, key, aggregate_version, state, attempts,
-    next_attempt_at, error_stage, error_code, error_message, changed_at)
-select id, $1, bucket, key, aggregate_version, state,
-    -- An attempt was made by everything that was not just put aside.
-    case when state in ('RECEIVED', 'PARKED') then 0 else 1 end,
-    coalesce($28, now()) + delay_ms * interval '1 millisecond',
-    error_stage, error_code, error_message, coalesce($28, now())
-from arrived where state not in ('PROCESSED', 'IGNORED')";
+insert into dipmo.parked_key (consumer_id, key, bucket, head_id, state, awaits_version, parked_at)
+-- One row a key, however many of its messages are set aside together.
+select distinct on (p.key) $1, p.key, (hashtextextended(p.key, 0) & 15)::smallint, p.id, p.parks, p.awaits_version,
+    coalesce($12, now())
+from unnest($2::bigint[], $3::text[], $10::text[], $11::bigint[]) as p (id, key, parks, awaits_version)
+where p.parks is not null order by p.key, p.id
+on conflict (consumer_id, key) do update
+    set head_id = excluded.head_id, state = excluded.state, awaits_version = excluded.awaits_version
+    -- What only queues up does not take the place of a head that the key waits for.
+    where excluded.state = 'WAITING'";
 
 const FINISH: &str = "
 -- inbox.finish
@@ -246,6 +250,8 @@ async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> 
     if arrivals.is_empty() {
         return Ok(());
     }
+    let rows = query(inbox.db(), tx, NEXT_IDS, &[&(arrivals.len() as i32)]).await?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     let headers = column(arrivals, |a| {
         a.message.headers.as_ref().map(|h| serde_json::to_string(h).expect("a JSON map has text keys"))
     });
@@ -255,6 +261,7 @@ async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> 
         ARRIVE,
         &[
             &inbox.consumer_id(),
+            &ids,
             &column(arrivals, |a| a.message.source.as_str()),
             &column(arrivals, |a| a.message.message_id.as_str()),
             &column(arrivals, |a| a.message.topic.as_str()),
@@ -273,14 +280,38 @@ async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> 
             &headers,
             &column(arrivals, |a| a.message.payload.as_deref()),
             &column(arrivals, |a| a.message.event_time),
-            &column(arrivals, |a| a.disposition.state().name()),
+            &column(arrivals, |a| Some(a.disposition.state()).filter(|s| s.is_closed()).map(|s| s.name())),
             &column(arrivals, |a| a.disposition.reason()),
-            &column(arrivals, |a| a.disposition.delay().map(|d| d.as_millis() as i64)),
-            &column(arrivals, |a| a.disposition.fault().map(|f| f.stage.name())),
-            &column(arrivals, |a| a.disposition.fault().map(|f| f.code.as_str())),
-            &column(arrivals, |a| a.disposition.fault().map(|f| f.message.as_str())),
-            &column(arrivals, |a| a.parks.map(Park::state)),
-            &column(arrivals, |a| a.parks.and_then(Park::awaits_version)),
+            &inbox.db().clock().for_statement(),
+        ],
+    )
+    .await?;
+    open(inbox, tx, arrivals, &ids).await
+}
+
+/// What did not end on arrival is open work; some of it parks its key.
+async fn open(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival], ids: &[i64]) -> Result<()> {
+    let open: Vec<(&Arrival, i64)> =
+        arrivals.iter().zip(ids.iter().copied()).filter(|(a, _)| !a.disposition.state().is_closed()).collect();
+    if open.is_empty() {
+        return Ok(());
+    }
+    execute(
+        inbox.db(),
+        tx,
+        OPEN,
+        &[
+            &inbox.consumer_id(),
+            &column(&open, |(_, id)| *id),
+            &column(&open, |(a, _)| a.message.key.as_str()),
+            &column(&open, |(a, _)| a.message.aggregate_version),
+            &column(&open, |(a, _)| a.disposition.state().name()),
+            &column(&open, |(a, _)| a.disposition.delay().map(|d| d.as_millis() as i64)),
+            &column(&open, |(a, _)| a.disposition.fault().map(|f| f.stage.name())),
+            &column(&open, |(a, _)| a.disposition.fault().map(|f| f.code.as_str())),
+            &column(&open, |(a, _)| a.disposition.fault().map(|f| f.message.as_str())),
+            &column(&open, |(a, _)| a.parks.map(Park::state)),
+            &column(&open, |(a, _)| a.parks.and_then(Park::awaits_version)),
             &inbox.db().clock().for_statement(),
         ],
     )
