@@ -25,11 +25,13 @@ const STATISTICS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What applies unless the settings say otherwise. librdkafka would fetch 64 MB ahead; a few batches are
 /// enough to be never without work.
-const DEFAULTS: [(&str, &str); 6] = [
+const DEFAULTS: [(&str, &str); 7] = [
     ("auto.offset.reset", "earliest"),
     ("fetch.wait.max.ms", "100"),
     ("queued.min.messages", "10000"),
     ("queued.max.messages.kbytes", "8192"),
+    // Having fetched enough, it would look again only after a second, long after that is used up.
+    ("fetch.queue.backoff.ms", "10"),
     ("fetch.max.bytes", "2097152"),
     // Where larger messages come, librdkafka raises it by itself.
     ("fetch.message.max.bytes", "262144"),
