@@ -182,6 +182,15 @@ impl Consumer {
         Self::new(name, Handler::Enlisted { handler: Arc::new(handler), grouping: Grouping::default() })
     }
 
+    /// What shares one transaction; a process always takes the whole batch.
+    #[must_use]
+    pub fn grouped(mut self, by: Grouping) -> Self {
+        if let Handler::Enlisted { grouping, .. } = &mut self.handler {
+            *grouping = by;
+        }
+        self
+    }
+
     /// Take these topics, as a consumer group of the consumer's name.
     #[must_use]
     pub fn from_kafka(mut self, topics: &[&str]) -> Self {

@@ -164,6 +164,13 @@ impl OutMessage {
         self
     }
 
+    /// Keep order by this key instead of the aggregate id.
+    #[must_use]
+    pub fn keyed(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
     /// What order is kept by.
     pub fn key(&self) -> &str {
         self.key.as_deref().unwrap_or(&self.aggregate_id)

@@ -1,6 +1,7 @@
 //! The SQL functions for other languages: part of the caller's transaction, clear about mistakes.
 
 use dipmo::consumer::Consumer;
+use dipmo::{ErrorKind, OutMessage};
 
 use crate::Diary;
 use crate::support::{World, fresh};
@@ -44,6 +45,27 @@ async fn outbox_append_goes_with_its_transaction_and_refuses_with_a_reason() {
         assert_eq!(error.code().code(), code, "{sql}");
         assert!(error.message().contains(says), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_rust_writer_appends_in_its_own_transaction() {
+    let world = World::new().await;
+    let message = || OutMessage::kafka("quotes", ("Quote", "Q-1"), "Submitted").keyed("customer-1").version(1);
+    let mut client = world.db.client().await.unwrap();
+    for (commits, rows) in [(false, 0), (true, 1)] {
+        let tx = client.transaction().await.unwrap();
+        world.db.append(&tx, &[message()]).await.unwrap();
+        if commits {
+            tx.commit().await.unwrap()
+        } else {
+            tx.rollback().await.unwrap()
+        }
+        assert_eq!(world.count("dipmo.outbox where key = 'customer-1'").await, rows);
+    }
+    let tx = client.transaction().await.unwrap();
+    let refused = world.db.append(&tx, &[message()]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    assert!(refused.to_string().contains("Submitted of Quote Q-1 version 1"), "{refused}");
 }
 
 #[tokio::test]

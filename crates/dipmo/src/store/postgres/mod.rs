@@ -35,6 +35,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::message::OutMessage;
 
 /// The schema that SQL in this crate is written for.
 const SCHEMA_DEFAULT: &str = "dipmo";
@@ -147,6 +148,25 @@ impl Db {
             .get()
             .await
             .map_err(|error| Error::new(ErrorKind::Unavailable, "connecting to PostgreSQL").source(error))
+    }
+
+    /// Appends messages to the outbox in the caller's own transaction: they go out if and only if it commits.
+    /// Do it while the aggregate's row is held, so that they leave in the order of its changes.
+    pub async fn append(&self, tx: &Transaction<'_>, messages: &[OutMessage]) -> Result<()> {
+        let taken = outbox::append(self, tx, messages).await?;
+        match messages.iter().find(|message| message.version_key().is_some_and(|key| taken.contains(&key))) {
+            None => Ok(()),
+            Some(message) => Err(Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "{} of {} {} version {} is in the outbox already",
+                    message.event_type,
+                    message.aggregate_type,
+                    message.aggregate_id,
+                    message.aggregate_version.unwrap_or_default()
+                ),
+            )),
+        }
     }
 
     /// SQL is written with the schema `dipmo`; a store on another schema reads it rewritten.
