@@ -179,7 +179,7 @@ pub(crate) enum OutboxVerb {
         /// PENDING, RETRY, PARKED, DEAD, PUBLISHED or DISCARDED
         #[arg(long)]
         state: Option<String>,
-        /// INTERNAL or KAFKA:<topic>
+        /// INTERNAL or KAFKA:TOPIC
         #[arg(long)]
         destination: Option<String>,
         #[arg(long)]
