@@ -10,7 +10,9 @@ use uuid::Uuid;
 use super::Report;
 use super::dlq::dead_letter;
 use crate::consumer::{Consumer, DeadPolicy, Mode, VersionPolicy};
-use crate::inbox::{Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, Settlement, Stored};
+use crate::inbox::{
+    Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, Settlement, Stored, TimerWrite,
+};
 use crate::message::Message;
 use crate::process::{Decision, Failure, Input, Instance, Process, Stage};
 use crate::runner::instances::Instances;
@@ -98,7 +100,7 @@ pub(super) fn fold_process(batch: Batch<'_>, process: &dyn Process, loaded: &Loa
     for (at, delivery) in deliveries.iter().enumerate() {
         let decide = |current: Option<&Instance>, input: Input<'_>| decide(process, current, input, loaded.now);
         match (delivery, delivery.message()) {
-            (Delivery::Timer(timer, instance), _) => fold.timer(timer, instance, &mut instances, decide),
+            (Delivery::Timer(timer, instance), _) => fold.timer((at, timer), instance, &mut instances, decide),
             (_, None) => {}
             (_, Some(message)) => {
                 let business_key = process.business_key(message);
@@ -456,16 +458,25 @@ impl<'a> Fold<'a> {
 
     fn timer(
         &mut self,
-        timer: &FiredTimer,
+        (at, timer): (usize, &FiredTimer),
         instance: &Instance,
         instances: &mut Instances<'_>,
         decide: impl FnOnce(Option<&Instance>, Input<'_>) -> Result<Decision, Failure>,
     ) {
+        let is_this = |change: &TimerWrite| change.process_id == timer.process_id && change.name == timer.name;
+        if self.folded.settlement.timers.iter().any(is_this) {
+            // A decision before it in this batch has cancelled it or set it anew.
+            return self.folded.settlement.fired.push(timer.clone());
+        }
         let current = instances.get(&instance.tenant, &instance.business_key);
-        let outcome = decide(current, Input::Timer { name: &timer.name })
-            .and_then(|decision| instances.apply_timer(timer, instance, decision));
+        let outcome = match self.known.failures.get(&at) {
+            Some(failure) => Err(failure.clone()),
+            None => decide(current, Input::Timer { name: &timer.name })
+                .and_then(|decision| instances.apply_timer(timer, instance, decision)),
+        };
         match outcome {
             Ok(effects) => {
+                self.folded.note_emitted(at, &effects);
                 self.folded.settlement.outbox.extend(effects.outbox);
                 self.folded.settlement.timers.extend(effects.timers);
                 self.folded.settlement.fired.push(timer.clone());
