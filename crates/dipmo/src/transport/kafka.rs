@@ -205,6 +205,10 @@ impl KafkaPublisher {
 
     /// Rows of topics that are not transactional.
     async fn publish_plain(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        if rows.is_empty() {
+            // A batch of nothing is never told to be done.
+            return Vec::new();
+        }
         let client = self.client();
         let batch = self.batches.fetch_add(1, Ordering::Relaxed);
         let done = self.deliveries.open(batch, rows.len());

@@ -28,11 +28,8 @@ pub(super) enum Ended {
     Committed,
     /// Nothing of it is visible, because of these rows.
     Refused(Vec<Fault>),
-    /// It may or may not be visible, and no row is to blame. A writer that is not usable is dropped.
-    Unknown {
-        refusal: Refusal,
-        usable: bool,
-    },
+    /// It may or may not be visible, and no row is to blame. The writer is of no more use.
+    Unknown(Refusal),
 }
 
 /// The producer of one transactional id. Dropping it leaves an open transaction to the next one.
@@ -59,24 +56,26 @@ impl Writer {
         }
     }
 
+    /// One transaction with all the rows.
     pub(super) async fn write(&self, rows: &[Outgoing<'_>], deadline: Instant) -> Ended {
         if let Err(error) = self.call(Client::begin_transaction).await {
             return self.lost("beginning a transaction", &error);
         }
         let over = self.reports.open(rows.len());
         let fault = self.send_all(rows, deadline).await;
-        if fault.is_none() && tokio::time::timeout_at(deadline, over).await.is_ok() && self.reports.all_arrived() {
+        let mut reason = None;
+        if fault.is_none() && tokio::time::timeout_at(deadline, over).await.is_ok() {
+            // Where something has failed librdkafka refuses to commit, and tells why only so.
             match self.commit(deadline.max(Instant::now() + END_WAIT)).await {
-                Ok(()) => return Ended::Committed,
+                Ok(()) if self.reports.all_arrived() => return Ended::Committed,
+                Ok(()) => return Ended::Unknown(self.late()),
                 Err(error) if !requires_abort(&error) => return self.lost("committing", &error),
-                // Something of it failed after all.
-                Err(_) => {}
+                Err(error) => reason = Some(error),
             }
         }
-        let aborted = self.call(|client| client.abort_transaction(END_WAIT)).await;
-        match aborted {
+        match self.call(|client| client.abort_transaction(END_WAIT)).await {
             // All reports are in now: an abort waits for them.
-            Ok(()) => self.aborted(fault),
+            Ok(()) => self.aborted(rows.len(), fault, reason),
             Err(error) => self.lost("aborting", &error),
         }
     }
@@ -123,9 +122,9 @@ impl Writer {
     }
 
     /// Nothing is visible. Who is to blame?
-    fn aborted(&self, local: Option<Fault>) -> Ended {
+    fn aborted(&self, rows: usize, local: Option<Fault>, reason: Option<KafkaError>) -> Ended {
         let mut faults: Vec<Fault> = local.into_iter().filter(|fault| is_the_rows(&fault.outcome)).collect();
-        let mut trouble = None;
+        let mut trouble = reason;
         for (place, error) in self.reports.failed() {
             let code = error.rdkafka_error_code();
             let outcome = judge(&error);
@@ -135,11 +134,17 @@ impl Writer {
                 trouble = Some(error);
             }
         }
-        match trouble {
-            Some(error) if code_is_fenced(&error) => self.lost("sending", &error),
-            _ if !faults.is_empty() => Ended::Refused(faults),
-            Some(error) => Ended::Unknown { refusal: refusal(&self.id, "sending", &error), usable: true },
-            None => Ended::Unknown { refusal: self.late(), usable: true },
+        let fenced = trouble.as_ref().is_some_and(is_fenced);
+        let blame = trouble.as_ref().map(judge).filter(is_the_rows);
+        match (trouble, blame) {
+            _ if !fenced && !faults.is_empty() => Ended::Refused(faults),
+            // A partition could not join the transaction, and it is not said for which rows.
+            (_, Some(outcome)) => {
+                let fault = |place| Fault { place, outcome: outcome.clone(), exact: false };
+                Ended::Refused((0..rows).map(fault).collect())
+            }
+            (Some(error), None) => self.lost("sending", &error),
+            (None, None) => Ended::Unknown(self.late()),
         }
     }
 
@@ -148,7 +153,7 @@ impl Writer {
         let error = fatal.map_or_else(|| error.clone(), |(code, _)| KafkaError::Global(code));
         let refusal = refusal(&self.id, doing, &error);
         warn!(code = refusal.code, reason = refusal.message, "a transactional producer is dropped");
-        Ended::Unknown { refusal, usable: false }
+        Ended::Unknown(refusal)
     }
 
     fn late(&self) -> Refusal {
@@ -178,7 +183,7 @@ impl Drop for Writer {
 }
 
 fn refusal(id: &str, doing: &str, error: &KafkaError) -> Refusal {
-    if code_is_fenced(error) {
+    if is_fenced(error) {
         let message = format!("transactional id {id}: {doing}: another producer with this id has taken over");
         return Refusal::new("KAFKA_FENCED", message);
     }
@@ -186,7 +191,7 @@ fn refusal(id: &str, doing: &str, error: &KafkaError) -> Refusal {
     Refusal::new(code, format!("transactional id {id}: {doing}: {error}"))
 }
 
-fn code_is_fenced(error: &KafkaError) -> bool {
+fn is_fenced(error: &KafkaError) -> bool {
     let code = error.rdkafka_error_code();
     matches!(code, Some(Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch))
 }

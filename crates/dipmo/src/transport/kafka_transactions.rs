@@ -115,14 +115,18 @@ async fn drain(
             },
         };
         match open.write(&attempt.rows, deadline).await {
-            Ended::Committed => work.committed(attempt),
-            Ended::Refused(faults) => work.refused(attempt, &faults),
-            Ended::Unknown { refusal, usable } => {
-                *writer = usable.then_some(open);
-                return refusal;
+            Ended::Committed => {
+                work.committed(attempt);
+                *writer = Some(open);
             }
+            Ended::Refused(faults) => {
+                // What the broker refused has used up sequence numbers: librdkafka would go on behind the
+                // hole, and the broker would take nothing more. A new producer begins at zero.
+                *writer = faults.iter().all(|fault| fault.exact).then_some(open);
+                work.refused(attempt, &faults);
+            }
+            Ended::Unknown(refusal) => return refusal,
         }
-        *writer = Some(open);
     }
     late(options, shard)
 }

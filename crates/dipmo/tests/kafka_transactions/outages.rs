@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dipmo::transport::Outcome;
+use dipmo::transport::kafka::KafkaPublisher;
 use testbed::{Kafka, KafkaOptions, Proxy, free_port};
 
 use crate::scene::{Event, Scene, publish};
@@ -52,10 +53,32 @@ async fn a_broker_that_stalls_or_is_cut_off_ends_no_call_late_and_loses_no_group
     proxy.heal();
     until_done(&scene, &publisher, &group(3, &orders)).await;
     assert_eq!(scene.committed(&orders).await, ["10", "11", "20", "21", "30", "31"]);
+    an_answer_is_lost(&scene, &proxy, &publisher, &group(4, &orders)).await;
+    let seen = scene.committed(&orders).await;
+    let twice = ["40", "41", "40", "41"];
+    assert!(seen[6..] == twice[2..] || seen[6..] == twice, "whole and in order, every time: {seen:?}");
+}
+
+/// The broker does what it is asked to do, and nobody hears of it.
+async fn an_answer_is_lost(scene: &Scene, proxy: &Arc<Proxy>, publisher: &Arc<KafkaPublisher>, events: &[Event]) {
+    proxy.stall_answers();
+    let sending = tokio::spawn({
+        let (publisher, events) = (Arc::clone(publisher), events.to_vec());
+        async move { publish(&publisher, &events).await }
+    });
+    let waiting = Arc::clone(proxy);
+    assert!(tokio::task::spawn_blocking(move || waiting.wait_for_held_answer(BOUND)).await.unwrap());
+    proxy.cut();
+    proxy.heal();
+    let outcomes = tokio::time::timeout(BOUND, sending).await.expect("the call ends").unwrap();
+    if outcomes.iter().any(|outcome| *outcome != Outcome::Done) {
+        assert!(is_unknown(&outcomes), "{outcomes:?}");
+        until_done(scene, publisher, events).await;
+    }
 }
 
 /// As the relay does: what is unknown is sent again.
-async fn until_done(scene: &Scene, publisher: &dipmo::transport::kafka::KafkaPublisher, events: &[Event]) {
+async fn until_done(scene: &Scene, publisher: &KafkaPublisher, events: &[Event]) {
     let trying = async {
         loop {
             let outcomes = publish(publisher, events).await;
