@@ -252,6 +252,8 @@ impl OutRow {
         let destination: &str = row.get(3);
         Outgoing {
             id: row.get(1),
+            shard: row.get(0),
+            transaction: 0,
             message_id: row.get::<_, Uuid>(2),
             topic: destination.strip_prefix("KAFKA:").unwrap_or(destination),
             key: row.get(4),
