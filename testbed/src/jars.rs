@@ -1,4 +1,4 @@
-//! Kafka's jars from Maven Central, downloaded once per user and version.
+//! Kafka's and Debezium's jars from Maven Central, downloaded once per user and version.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,37 +11,59 @@ use crate::process;
 
 /// Part of the name of the cached directory: a new version is a new download.
 const KAFKA: &str = "4.3.1";
+const DEBEZIUM: &str = "3.7.0.Final";
 const LOG4J: &str = "2.25.4";
+
+/// The directory beside the jars of [`debezium_jars`] that Connect loads Debezium from.
+pub(crate) const PLUGINS: &str = "plugins";
 
 /// The directory that holds Kafka and everything it needs; downloads it if it is missing.
 pub(crate) fn kafka_jars() -> Result<PathBuf> {
+    let artifacts =
+        [jar("org.apache.kafka", "kafka_2.13", KAFKA), jar("org.apache.kafka", "kafka-tools", KAFKA), log4j()];
+    cached("kafka", &format!("kafka-{KAFKA}"), &artifacts)
+}
+
+/// The directory that holds Kafka Connect and, in [`PLUGINS`], Debezium's connector for PostgreSQL.
+pub(crate) fn debezium_jars() -> Result<PathBuf> {
+    let artifacts = [
+        jar("org.apache.kafka", "connect-runtime", KAFKA),
+        jar("org.apache.kafka", "connect-json", KAFKA),
+        log4j(),
+        plugin("io.debezium", "debezium-connector-postgres", DEBEZIUM),
+    ];
+    cached("debezium", &format!("debezium-{DEBEZIUM}-connect-{KAFKA}"), &artifacts)
+}
+
+/// The directory `version` of the cache with all `artifacts` and what they need.
+fn cached(name: &str, version: &str, artifacts: &[String]) -> Result<PathBuf> {
     let cache = cache_dir()?;
-    let jars = cache.join(format!("kafka-{KAFKA}"));
+    let jars = cache.join(version);
     if jars.is_dir() {
         return Ok(jars);
     }
     fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
-    let lock = File::create(cache.join("kafka.lock")).context("creating the download lock")?;
+    let lock = File::create(cache.join(format!("{name}.lock"))).context("creating the download lock")?;
     // Released when the file is closed, so a killed downloader blocks nobody.
     lock.lock().context("waiting for the download lock")?;
     if !jars.is_dir() {
-        download(&cache, &jars).context("downloading Kafka from Maven Central")?;
+        let partial = cache.join(format!("{name}.partial"));
+        download(artifacts, &partial, &jars).with_context(|| format!("downloading {version} from Maven Central"))?;
     }
     Ok(jars)
 }
 
 /// Downloads beside the final place and renames, so that a partial download is never used.
-fn download(cache: &Path, jars: &Path) -> Result<()> {
-    let partial = cache.join("kafka.partial");
+fn download(artifacts: &[String], partial: &Path, jars: &Path) -> Result<()> {
     if partial.exists() {
-        fs::remove_dir_all(&partial)?;
+        fs::remove_dir_all(partial)?;
     }
-    fs::create_dir_all(&partial)?;
-    fs::write(partial.join("pom.xml"), pom())?;
+    fs::create_dir_all(partial)?;
+    fs::write(partial.join("pom.xml"), pom(artifacts))?;
     let mut mvn = Command::new("mvn");
     mvn.args(["--quiet", "--batch-mode", "dependency:copy-dependencies"]);
     mvn.args(["-DincludeScope=runtime", "-DoutputDirectory=libs"]);
-    match process::run(mvn.current_dir(&partial)) {
+    match process::run(mvn.current_dir(partial)) {
         Ok(_) => {}
         Err(error) if is_missing(&error) => bail!(
             "mvn not found: install Maven (Debian and Ubuntu: apt install maven), \
@@ -49,8 +71,23 @@ fn download(cache: &Path, jars: &Path) -> Result<()> {
         ),
         Err(error) => return Err(error),
     }
+    unpack_plugins(&partial.join("libs"))?;
     fs::rename(partial.join("libs"), jars)?;
-    fs::remove_dir_all(&partial)?;
+    fs::remove_dir_all(partial)?;
+    Ok(())
+}
+
+/// Plugins come as archives. Connect loads what is in a directory of its own apart from its own class path.
+fn unpack_plugins(libs: &Path) -> Result<()> {
+    for file in fs::read_dir(libs)? {
+        let archive = file?.path();
+        if archive.extension().is_some_and(|extension| extension == "gz") {
+            let plugins = libs.join(PLUGINS);
+            fs::create_dir_all(&plugins)?;
+            process::run(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&plugins))?;
+            fs::remove_file(&archive)?;
+        }
+    }
     Ok(())
 }
 
@@ -59,20 +96,34 @@ pub(crate) fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
-fn pom() -> String {
-    let dependency = |group: &str, artifact: &str, version: &str| {
-        format!(
-            "<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>\
-             <version>{version}</version></dependency>\n"
-        )
-    };
-    let kafka = dependency("org.apache.kafka", "kafka_2.13", KAFKA);
-    let tools = dependency("org.apache.kafka", "kafka-tools", KAFKA);
-    let log4j = dependency("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J);
+fn log4j() -> String {
+    jar("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J)
+}
+
+fn jar(group: &str, artifact: &str, version: &str) -> String {
+    dependency(group, artifact, version, "")
+}
+
+/// An archive that holds everything its connector needs.
+fn plugin(group: &str, artifact: &str, version: &str) -> String {
+    let alone = "<type>tar.gz</type><classifier>plugin</classifier>\
+         <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>";
+    dependency(group, artifact, version, alone)
+}
+
+fn dependency(group: &str, artifact: &str, version: &str, more: &str) -> String {
+    format!(
+        "<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>\
+         <version>{version}</version>{more}</dependency>\n"
+    )
+}
+
+fn pom(artifacts: &[String]) -> String {
     format!(
         "<project xmlns=\"http://maven.apache.org/POM/4.0.0\">\n\
          <modelVersion>4.0.0</modelVersion>\n\
-         <groupId>dipmo</groupId><artifactId>kafka-jars</artifactId><version>1</version>\n\
-         <dependencies>\n{kafka}{tools}{log4j}</dependencies>\n</project>\n"
+         <groupId>dipmo</groupId><artifactId>jars</artifactId><version>1</version>\n\
+         <dependencies>\n{}</dependencies>\n</project>\n",
+        artifacts.concat()
     )
 }

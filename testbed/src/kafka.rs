@@ -5,8 +5,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::dir;
 use crate::free_port;
 use crate::jars;
+use crate::jvm;
 use crate::process::{self, Process};
 use crate::watchdog::{Patience, Watchdog};
 
@@ -28,6 +28,9 @@ const START_ATTEMPTS: u32 = 3;
 
 /// What the broker logs once it is registered and serves clients.
 const STARTED: &str = "Kafka Server started";
+
+/// Who logs it.
+const STARTED_BY: &str = "kafka.server.KafkaRaftServer";
 
 /// Any 22 characters of base64 that encode 16 bytes; one node never meets another cluster.
 const CLUSTER_ID: &str = "ZGlwbW8tdGVzdGJlZC0wMA";
@@ -56,19 +59,6 @@ broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 log.segment.bytes=134217728
 log.cleaner.dedupe.buffer.size=8388608
-";
-
-/// To stderr, which goes to the log file: stdout is the pipe that tells of the end.
-const LOGGING: &str = "\
-appender.file.type=Console
-appender.file.name=file
-appender.file.target=SYSTEM_ERR
-appender.file.layout.type=PatternLayout
-appender.file.layout.pattern=%d %p %c: %m%n
-rootLogger.level=warn
-rootLogger.appenderRef.file.ref=file
-logger.server.name=kafka.server.KafkaRaftServer
-logger.server.level=info
 ";
 
 /// Settings of a broker; the defaults suit tests.
@@ -193,7 +183,7 @@ impl Kafka {
     }
 
     fn first_start(&mut self) -> Result<()> {
-        fs::write(self.dir.join("log4j2.properties"), LOGGING)?;
+        jvm::configure_logging(&self.dir, &[STARTED_BY])?;
         let mut attempt = 1;
         loop {
             self.port = self.options.port.map_or_else(free_port, Ok)?;
@@ -231,33 +221,24 @@ impl Kafka {
         if data.exists() {
             fs::remove_dir_all(&data)?;
         }
-        let mut format = self.java(&["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]);
+        let mut format = jvm::java(&self.dir, &self.jars, &self.options.heap, false);
         format.args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"]);
         match process::run(format.arg(self.server_properties())) {
             Ok(_) => Ok(()),
-            Err(error) if jars::is_missing(&error) => Err(error.context(
-                "java not found: install Java 17 or newer \
-                 (Debian and Ubuntu: apt install default-jre-headless)",
-            )),
+            Err(error) if jars::is_missing(&error) => Err(error.context(jvm::MISSING)),
             Err(error) => Err(error.context("formatting Kafka's storage")),
         }
     }
 
     fn launch(&mut self) -> Result<()> {
-        let heap = format!("-Xmx{}", self.options.heap);
-        let flags = if self.options.full_speed {
-            vec![heap.as_str()]
-        } else {
-            vec![&heap, "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        };
-        let mut java = self.java(&flags);
+        let mut java = jvm::java(&self.dir, &self.jars, &self.options.heap, self.options.full_speed);
         java.arg("kafka.Kafka").arg(self.server_properties());
         let log = self.log_file();
         // What an earlier start has logged says nothing about this one.
         let logged_before = fs::metadata(&log).map_or(0, |log| log.len());
         let mut process = Process::spawn(&mut java, &log)?;
         self.watchdog.watch(Some(process.pid()))?;
-        let ready = process.wait_until("Kafka", READY_MAX, |_| says_started(&log, logged_before));
+        let ready = process.wait_until("Kafka", READY_MAX, |_| jvm::has_logged(&log, logged_before, STARTED));
         if let Err(error) = ready.and_then(|()| self.accepts()) {
             process.kill_family()?;
             self.watchdog.watch(None)?;
@@ -272,20 +253,6 @@ impl Kafka {
             Ok(_) => Ok(()),
             Err(error) => bail!("Kafka started but refuses connections: {error}"),
         }
-    }
-
-    fn java(&self, flags: &[&str]) -> Command {
-        let mut logging = std::ffi::OsString::from("-Dlog4j2.configurationFile=");
-        logging.push(self.dir.join("log4j2.properties"));
-        let mut java = Command::new("java");
-        java.args(flags)
-            .arg(logging)
-            .arg("-cp")
-            .arg(self.jars.join("*"))
-            .current_dir(&self.dir)
-            // Would print to the pipe and may hold flags that contradict ours.
-            .env_remove("JAVA_TOOL_OPTIONS");
-        java
     }
 
     fn advertised_port(&self) -> u16 {
@@ -306,10 +273,4 @@ impl Drop for Kafka {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
-}
-
-fn says_started(log: &Path, from: u64) -> bool {
-    let log = fs::read(log).unwrap_or_default();
-    let from = usize::try_from(from).unwrap_or(usize::MAX).min(log.len());
-    String::from_utf8_lossy(&log[from..]).contains(STARTED)
 }

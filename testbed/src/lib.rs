@@ -2,15 +2,18 @@
 //!
 //! [`Postgres`] and [`Kafka`] each run one private server on a free port of the loopback
 //! interface, with its data in a directory of its own. Both can be killed without warning,
-//! restarted on the same data and port, and frozen. [`Proxy`] stands between a client and a
+//! restarted on the same data and port, and frozen. [`Debezium`] is a peer that reads the one and
+//! writes to the other. [`Proxy`] stands between a client and a
 //! server and cuts or stalls the traffic.
 //!
 //! Promise: no server outlives the process that started it, even if that process is killed
 //! with SIGKILL (see `watchdog`). Not promised: durability against power loss, and any
 //! security beyond listening on loopback only.
 
+mod debezium;
 mod dir;
 mod jars;
+mod jvm;
 mod kafka;
 mod port;
 mod postgres;
@@ -18,6 +21,7 @@ mod process;
 mod proxy;
 mod watchdog;
 
+pub use debezium::{Debezium, DebeziumOptions};
 pub use dir::cache_dir;
 pub use kafka::{Kafka, Options as KafkaOptions};
 pub use port::free_port;

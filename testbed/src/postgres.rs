@@ -228,7 +228,7 @@ impl Options {
         let mut conf = format!(
             "\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n\
              fsync = {fsync}\nmax_connections = {}\nmax_prepared_transactions = {}\n\
-             wal_level = {}\nshared_buffers = {}\nlogging_collector = off\n\
+             wal_level = {}\nmax_wal_senders = 64\nmax_replication_slots = 64\nshared_buffers = {}\nlogging_collector = off\n\
              log_line_prefix = '%m [%p] '\n",
             self.max_connections, self.max_prepared_transactions, self.wal_level, self.shared_buffers,
         );
