@@ -97,6 +97,8 @@ mod tests {
     fn row(headers: Option<&'static str>) -> Outgoing<'static> {
         Outgoing {
             id: 1,
+            shard: 16,
+            transaction: 0,
             message_id: Uuid::nil(),
             topic: "t",
             key: "k",

@@ -15,6 +15,9 @@ use uuid::Uuid;
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
     pub id: i64,
+    pub shard: i16,
+    /// Equal for the rows of one database transaction; 0 where that is not known.
+    pub transaction: u64,
     pub message_id: Uuid,
     pub topic: &'a str,
     /// Order is kept within (topic, key).
@@ -70,4 +73,9 @@ pub trait Publisher: Send + Sync + 'static {
     /// Within (topic, key) a row that is known to have failed must not be followed: those behind it are
     /// [`Outcome::Held`]. The call ends within a bounded time, whatever the broker does.
     async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome>;
+
+    /// The rows of one database transaction to this topic belong into one call.
+    fn keeps_whole(&self, _topic: &str) -> bool {
+        false
+    }
 }
