@@ -157,12 +157,14 @@ async fn debezium_sends_a_dipmo_outbox_as_the_page_says() {
         client.batch_execute(&world.sql(statement)).await.unwrap();
     }
 
-    append_in_rust(&world, &messages(&names)).await;
+    let messages = messages(&names);
+    append_in_rust(&world, &messages).await;
     append_in_sql(&world, &names[0], 0..20).await;
     let mut kafka = KafkaOptions::new(bootstrap());
     kafka.producer = Some(PRODUCER.into());
     let kafka = Some(Arc::new(KafkaPublisher::new(kafka).unwrap()) as Arc<_>);
     let sent = drain(&world.relay(RelayOptions { kafka, ..eager("relay") })).await.published;
+    assert_eq!(sent, messages.len() - 1 + 40, "all but the one for INTERNAL");
     let relayed = peer.next(&topics, sent).await;
 
     let (table, prefix) = (format!("{}.outbox", world.db.schema()), world.db.schema().to_owned());
