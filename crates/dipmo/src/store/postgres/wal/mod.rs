@@ -18,22 +18,26 @@ mod lsn;
 mod row;
 pub(crate) mod slot;
 mod stream;
+#[cfg(test)]
+mod test_world;
 
 pub(crate) use lsn::Lsn;
+#[allow(unused_imports, reason = "the relay that reads the WAL is built on them")]
 pub(crate) use row::{Origin, WalRow};
+#[allow(unused_imports, reason = "the relay that reads the WAL is built on them")]
 pub(crate) use stream::{WalBatch, WalStream};
 
 /// A table that another outbox relay was fed from: `outbox_messages` as Debezium's users lay it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ForeignTable {
-    pub schema: String,
-    pub table: String,
+pub(crate) struct ForeignTable {
+    pub(crate) schema: String,
+    pub(crate) table: String,
     /// The topic is this and the aggregate type.
-    pub topic_prefix: String,
+    pub(crate) topic_prefix: String,
 }
 
 impl ForeignTable {
-    pub fn new(schema: impl Into<String>, table: impl Into<String>) -> Self {
+    pub(crate) fn new(schema: impl Into<String>, table: impl Into<String>) -> Self {
         Self { schema: schema.into(), table: table.into(), topic_prefix: "outbox.".to_owned() }
     }
 }

@@ -54,6 +54,7 @@ pub(crate) struct WalStream {
     /// The transaction that the server is sending now.
     transaction: Option<u64>,
     heard_at: Instant,
+    failed: bool,
     progress: watch::Sender<Progress>,
     feedback: JoinHandle<()>,
 }
@@ -99,6 +100,7 @@ impl WalStream {
             gathered: Gathered::default(),
             transaction: None,
             heard_at: Instant::now(),
+            failed: false,
             progress,
             feedback,
         })
@@ -113,25 +115,30 @@ impl WalStream {
         bytes_max: usize,
         keep_whole: &(dyn Fn(&str) -> bool + Sync),
     ) -> Result<WalBatch> {
-        let limits = Limits { rows_max, bytes_max, keep_whole };
-        loop {
-            let full = self.decode_received(&limits)?;
-            if full {
-                break;
-            }
+        // What could not be decoded is gone from the buffer: reading on would skip it.
+        if self.failed {
+            return Err(Error::new(ErrorKind::Unavailable, "the replication stream has failed: open it again"));
+        }
+        let gathered = self.gather(&Limits { rows_max, bytes_max, keep_whole }).await;
+        self.failed = gathered.is_err();
+        gathered.map(|()| self.hand_out())
+    }
+
+    async fn gather(&mut self, limits: &Limits<'_>) -> Result<()> {
+        while !self.decode_received(limits)? {
             // The rest of an open transaction is under way: only committed transactions are sent.
             let complete = self.transaction.is_none() && self.gathered.batch.upto.is_some();
             if complete {
                 match self.read().now_or_never() {
                     Some(read) => read?,
-                    None => break,
+                    None => return Ok(()),
                 }
             } else {
                 let deadline = self.heard_at + SILENCE_MAX;
                 tokio::time::timeout_at(deadline, self.read()).await.map_err(|_| silent())??;
             }
         }
-        Ok(self.hand_out())
+        Ok(())
     }
 
     /// The server may forget what lies before; never called before that is durable elsewhere.
