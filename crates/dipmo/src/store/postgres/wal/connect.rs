@@ -25,9 +25,9 @@ const PORT_DEFAULT: u16 = 5432;
 /// Values that the server sends as text must look the same whatever the role's settings are.
 const SESSION: &str = "-c datestyle=ISO -c timezone=UTC -c bytea_output=hex";
 
-pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + Sync {}
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + Sync> Socket for S {}
 
 /// What a connection is made of: its socket, and what was read of it and not yet used.
 pub(super) struct Connection {

@@ -22,22 +22,20 @@ mod stream;
 mod test_world;
 
 pub(crate) use lsn::Lsn;
-#[allow(unused_imports, reason = "the relay that reads the WAL is built on them")]
-pub(crate) use row::{Origin, WalRow};
-#[allow(unused_imports, reason = "the relay that reads the WAL is built on them")]
+pub(crate) use row::WalRow;
 pub(crate) use stream::{WalBatch, WalStream};
 
 /// A table that another outbox relay was fed from: `outbox_messages` as Debezium's users lay it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ForeignTable {
-    pub(crate) schema: String,
-    pub(crate) table: String,
+pub struct ForeignTable {
+    pub schema: String,
+    pub table: String,
     /// The topic is this and the aggregate type.
-    pub(crate) topic_prefix: String,
+    pub topic_prefix: String,
 }
 
 impl ForeignTable {
-    pub(crate) fn new(schema: impl Into<String>, table: impl Into<String>) -> Self {
+    pub fn new(schema: impl Into<String>, table: impl Into<String>) -> Self {
         Self { schema: schema.into(), table: table.into(), topic_prefix: "outbox.".to_owned() }
     }
 }

@@ -4,7 +4,7 @@ use futures_util::FutureExt as _;
 use time::macros::datetime;
 use uuid::Uuid;
 
-use super::super::Origin;
+use super::super::row::Origin;
 use super::super::slot::{insert_lsn, slot_status};
 use super::super::test_world::{World, append_sql, keys, next, rows};
 use super::*;
