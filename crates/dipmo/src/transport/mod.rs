@@ -14,6 +14,10 @@ use async_trait::async_trait;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+/// As the headers of a row: it gets those that Debezium's outbox router gives, and no others. Written as
+/// PostgreSQL prints it, so that it survives being kept in the outbox.
+pub(crate) const DEBEZIUM_HEADERS: &str = r#"{"$layout": "debezium"}"#;
+
 /// A row of the outbox on its way out; it borrows from the batch it was read in.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {

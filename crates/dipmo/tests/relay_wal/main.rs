@@ -5,7 +5,13 @@
 #[path = "../support/relay.rs"]
 mod support;
 
+#[path = "../support/outbox_messages.rs"]
+mod outbox_messages;
+#[path = "../support/records.rs"]
+mod records;
+
 mod emit;
+mod foreign;
 mod slot;
 mod switch;
 mod verify;

@@ -4,8 +4,8 @@ use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::wal::WalRow;
-use crate::transport::Outgoing;
+use super::wal::{Origin, WalRow};
+use crate::transport::{DEBEZIUM_HEADERS, Outgoing};
 
 /// [`OutRow::outgoing`] borrows from it.
 #[derive(Debug)]
@@ -106,7 +106,8 @@ fn of_wal(row: &WalRow, transaction: u64) -> Outgoing<'_> {
         correlation_id: row.correlation_id(),
         causation_id: row.causation_id(),
         traceparent: row.traceparent(),
-        headers: row.headers(),
+        // A table of another layout is sent as its own relay did: with that relay's headers.
+        headers: if matches!(row.origin(), Origin::Foreign(_)) { Some(DEBEZIUM_HEADERS) } else { row.headers() },
         payload: row.payload(),
         occurred_at: row.occurred_at(),
     }

@@ -22,7 +22,7 @@ mod stream;
 mod test_world;
 
 pub(crate) use lsn::Lsn;
-pub(crate) use row::WalRow;
+pub(crate) use row::{Origin, WalRow};
 pub(crate) use stream::{WalBatch, WalStream};
 
 /// A table that another outbox relay was fed from: `outbox_messages` as Debezium's users lay it out.
