@@ -68,7 +68,8 @@ impl ForeignTableConfig {
     }
 
     fn table(&self) -> Option<ForeignTable> {
-        let (schema, table) = self.table.split_once('.').filter(|(schema, table)| !schema.is_empty() && !table.is_empty())?;
+        let (schema, table) =
+            self.table.split_once('.').filter(|(schema, table)| !schema.is_empty() && !table.is_empty())?;
         Some(ForeignTable { topic_prefix: self.topic_prefix.clone(), ..ForeignTable::new(schema, table) })
     }
 }
@@ -93,7 +94,8 @@ impl RelayConfig {
             return Err(Problem::new("relay.poll_fallback", "must be more than 0s and at most 1m"));
         }
         if let Some(wrong) = self.foreign_tables.iter().find(|foreign| foreign.table().is_none()) {
-            let what = format!("{:?} is not a table: give it as schema.table, such as public.outbox_messages", wrong.table);
+            let what =
+                format!("{:?} is not a table: give it as schema.table, such as public.outbox_messages", wrong.table);
             return Err(Problem::new("relay.foreign_tables", what));
         }
         let checked = self.options("check").validate();

@@ -94,7 +94,7 @@ impl Lane {
             self.pass_checkpoint();
         }
         self.store_position(false).await?;
-        self.show_lag(turn);
+        step.wal_lag = self.show_lag(turn);
         Ok(step)
     }
 
@@ -132,7 +132,8 @@ impl Lane {
             tokio::time::sleep_until(until.into()).await;
             return Ok(Vec::new());
         }
-        let whole = |destination: &str| publisher.keeps_whole(destination.strip_prefix("KAFKA:").unwrap_or(destination));
+        let whole =
+            |destination: &str| publisher.keeps_whole(destination.strip_prefix("KAFKA:").unwrap_or(destination));
         let next = source.stream.next(rows_max, READ_BYTES_MAX, &whole);
         let Ok(batch) = tokio::time::timeout_at(until.into(), next).await else { return Ok(Vec::new()) };
         let WalBatch { rows, transactions, upto, .. } = batch?;
@@ -229,11 +230,15 @@ impl Lane {
         self.unlogged.extend(logs);
     }
 
-    fn show_lag(&mut self, turn: &Turn) {
-        let Some(checkpoint) = &turn.checkpoint else { return };
-        let behind = checkpoint.lsn.0.saturating_sub(self.wal().position.0);
+    /// In bytes, and in the age of the oldest moment that has not been reached.
+    fn show_lag(&mut self, turn: &Turn) -> Option<u64> {
+        let source = self.wal();
+        let seconds = source.waiting.as_ref().map_or(0.0, |waiting| waiting.at.elapsed().as_secs_f64());
+        let behind = turn.checkpoint.as_ref()?.lsn.0.saturating_sub(source.position.0);
+        gauge!("dipmo_relay_wal_lag_seconds", "lane" => self.name).set(seconds);
         #[allow(clippy::cast_precision_loss)] // A gauge is a float; nobody minds a byte in 2^52.
         gauge!("dipmo_relay_wal_lag_bytes", "lane" => self.name).set(behind as f64);
+        Some(behind)
     }
 }
 

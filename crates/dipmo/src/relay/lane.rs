@@ -55,6 +55,8 @@ pub(crate) struct LaneStep {
     pub(crate) behind: i64,
     /// Rows that one reader has seen and the other has not.
     pub(crate) differences: usize,
+    /// How far the WAL has been written beyond what was dealt with, in bytes.
+    pub(crate) wal_lag: Option<u64>,
     /// The lane waits for what no poll finds, and wants to go on at once.
     pub(crate) again: bool,
     /// The lane has changed hands or readers: the leases need a look.

@@ -58,6 +58,8 @@ pub const KAFKA: &str = "KAFKA";
 const WAITING_POLL: Duration = Duration::from_millis(4);
 /// A session that cannot be opened is tried again after this long, and ever longer up to the second.
 const REOPEN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// The table is read this often where nobody waits for what is found: to keep the cursors near.
+const UNWANTED_POLL: Duration = Duration::from_secs(1);
 /// How often a busy relay repeats to the writers that they need not notify.
 const REPEAT_BUSY: Duration = Duration::from_secs(1);
 
@@ -243,7 +245,7 @@ impl Relay {
 
     fn pause(&self, pace: &Pace, session: &Session, begun: Instant) -> Duration {
         let until = match () {
-            () if !session.needs_polls() => self.options.poll_fallback,
+            () if !session.needs_polls() => UNWANTED_POLL,
             () if pace.is_busy() => self.options.poll_min,
             () if session.is_waiting() => self.options.poll_min.max(WAITING_POLL),
             () => self.options.poll_fallback,

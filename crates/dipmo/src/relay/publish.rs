@@ -259,7 +259,8 @@ impl Lane {
         if !self.still_leased() {
             return Err(Error::lease_lost("a lease ended before its rows were sent"));
         }
-        let rows: Vec<Outgoing<'_>> = candidates.iter().map(|candidate| candidate.row.outgoing(candidate.transaction)).collect();
+        let rows: Vec<Outgoing<'_>> =
+            candidates.iter().map(|candidate| candidate.row.outgoing(candidate.transaction)).collect();
         let publisher = Arc::clone(&self.sender().publisher);
         let outcomes = publisher.publish(&rows).await;
         if outcomes.len() != rows.len() {

@@ -95,6 +95,7 @@ pub(super) struct Checkpoint {
     pub(super) view: Arc<View>,
     pub(super) snapshot: Snapshot,
     pub(super) lsn: Lsn,
+    pub(super) at: Instant,
 }
 
 pub(super) enum Source {
@@ -265,6 +266,10 @@ impl Lane {
     async fn open_wal(&mut self, from: Lsn) -> Result<()> {
         let db = self.link.db();
         let (slot, publication) = (slot::default_slot_name(db.schema()), slot::publication_name(db.schema()));
+        let settings = slot::wal_settings(db).await?;
+        for problem in slot::check(&settings, &slot, slot::slot_status(db, &slot).await?.as_ref()) {
+            warn!(lane = self.name, slot, "{problem}");
+        }
         let stream = WalStream::open(db, &slot, &publication, &self.options.foreign_tables, from).await?;
         info!(lane = self.name, slot, %from, "reading the WAL");
         self.source = Source::Wal(Box::new(WalSource::new(stream, from)));

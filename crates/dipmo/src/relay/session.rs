@@ -49,6 +49,8 @@ pub(super) struct Session {
     accounts_read: Option<Instant>,
     /// Consumers take something from INTERNAL.
     subscribed: bool,
+    /// How far the reader of the WAL is behind, in bytes.
+    wal_lag: Option<u64>,
     /// Stallers that were named, for the heartbeat.
     named: BTreeMap<u64, Value>,
     backlog: BTreeMap<&'static str, i64>,
@@ -83,6 +85,7 @@ impl Session {
             accounts: BTreeMap::new(),
             accounts_read: None,
             subscribed: true,
+            wal_lag: None,
             named: BTreeMap::new(),
             backlog: BTreeMap::new(),
         };
@@ -120,7 +123,12 @@ impl Session {
         let checkpoint = match horizon {
             Some(horizon) => {
                 let (view, snapshot) = (Arc::clone(view), horizon.last_snapshot().clone());
-                Some(Arc::new(Checkpoint { view, snapshot, lsn: self.link.read_insert_lsn().await? }))
+                Some(Arc::new(Checkpoint {
+                    view,
+                    snapshot,
+                    lsn: self.link.read_insert_lsn().await?,
+                    at: Instant::now(),
+                }))
             }
             None => None,
         };
@@ -164,6 +172,7 @@ impl Session {
         self.idle.push(lane);
         Some(done.map(|step| {
             self.backlog.insert(name, step.behind);
+            self.wal_lag = step.wal_lag.or(self.wal_lag);
             if step.tend {
                 self.tend_now = true;
                 self.accounts_read = None;
@@ -326,6 +335,8 @@ impl Session {
             "open_gaps": ranges,
             "capped": horizon.is_some_and(Horizon::is_capped),
             "backlog": self.backlog,
+            "readers": self.accounts.iter().map(|(lane, a)| (*lane, a.reader.name())).collect::<BTreeMap<_, _>>(),
+            "wal_lag_bytes": self.wal_lag,
             "stallers": self.named.values().collect::<Vec<_>>(),
             "stallers_count": stallers,
         })

@@ -83,12 +83,10 @@ impl Verifier {
             checkpoint.view.gaps.iter().any(|gap| gap.ranges.contains(id))
                 || !shards.clone().all(|shard| shard.has_sent(id))
         };
-        let decided = |ids: &BTreeSet<i64>| -> BTreeSet<i64> {
-            ids.range(..=upto).copied().filter(|id| !open(*id)).collect()
-        };
+        let decided =
+            |ids: &BTreeSet<i64>| -> BTreeSet<i64> { ids.range(..=upto).copied().filter(|id| !open(*id)).collect() };
         let (of_wal, of_table) = (decided(&self.of_wal), decided(&self.of_table));
-        let differences =
-            report("table", of_wal.difference(&of_table)) + report("wal", of_table.difference(&of_wal));
+        let differences = report("table", of_wal.difference(&of_table)) + report("wal", of_table.difference(&of_wal));
         counter!("dipmo_relay_verified_total").increment(of_wal.union(&of_table).count() as u64);
         self.of_wal.retain(|id| !of_wal.contains(id));
         self.of_table.retain(|id| !of_table.contains(id));

@@ -45,7 +45,8 @@ impl World {
     }
 
     async fn slot_lsn(&self) -> String {
-        let query = "select coalesce(max(confirmed_flush_lsn)::text, 'none') from pg_replication_slots where slot_name =";
+        let query =
+            "select coalesce(max(confirmed_flush_lsn)::text, 'none') from pg_replication_slots where slot_name =";
         self.texts(&format!("{query} '{}'", self.slot())).await.remove(0)
     }
 }
@@ -116,8 +117,10 @@ async fn what_was_written_before_and_after_is_sent_once_and_in_order() {
     until_sent(&relay, &broker, 120).await;
     assert_eq!(broker.bodies_of("a"), numbers(0..100));
     assert_eq!(broker.bodies_of("b"), numbers(0..20));
-    until(&relay, "the account follows", || async { world.count("dipmo.outbox_status where state = 'PENDING'").await == 0 })
-        .await;
+    until(&relay, "the account follows", || async {
+        world.count("dipmo.outbox_status where state = 'PENDING'").await == 0
+    })
+    .await;
     assert_eq!(world.count("dipmo.outbox_status where published_at is null").await, 0);
     assert_eq!(broker.bodies().len(), 120, "nothing is sent twice");
     end(relay, &world).await;
@@ -198,7 +201,9 @@ async fn a_poison_row_parks_its_key_and_the_stream_goes_on() {
     assert_eq!(broker.bodies_of("well"), numbers(0..20));
     assert_eq!(world.states("ill").await, ["DEAD", "PARKED"]);
     broker.heal();
-    world.execute("update dipmo.outbox_exception set state = 'RETRY', next_attempt_at = now() where state = 'DEAD'").await;
+    world
+        .execute("update dipmo.outbox_exception set state = 'RETRY', next_attempt_at = now() where state = 'DEAD'")
+        .await;
     until_sent(&relay, &broker, 22).await;
     assert_eq!(broker.bodies_of("ill"), ["bad", "behind"]);
     until(&relay, "settled", || async { world.states("ill").await == ["PUBLISHED", "PUBLISHED"] }).await;

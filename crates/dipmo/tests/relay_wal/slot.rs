@@ -65,7 +65,12 @@ async fn a_slot_that_was_moved_or_made_anew_by_somebody_else_is_noticed() {
     next.stop().await.unwrap();
     dropped(&world).await;
     world.append_numbers("a", 10..20).await;
-    world.texts(&format!("select slot_name::text from pg_create_logical_replication_slot('{}', 'pgoutput')", world.slot())).await;
+    world
+        .texts(&format!(
+            "select slot_name::text from pg_create_logical_replication_slot('{}', 'pgoutput')",
+            world.slot()
+        ))
+        .await;
     world.append_numbers("a", 20..30).await;
     let last = world.relay(options(&broker, "three"));
     until_sent(&last, &broker, 30).await;

@@ -140,7 +140,13 @@ impl Link {
     }
 
     /// Leaves a note for operators that the lane was read from the table again.
-    pub(crate) async fn note_resync(&self, node: &str, lane: &str, why: &str, detail: &serde_json::Value) -> Result<()> {
+    pub(crate) async fn note_resync(
+        &self,
+        node: &str,
+        lane: &str,
+        why: &str,
+        detail: &serde_json::Value,
+    ) -> Result<()> {
         self.query(RESYNCED, &[&node, &lane, &why, detail]).await.map(drop)
     }
 }
