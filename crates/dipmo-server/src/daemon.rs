@@ -110,7 +110,12 @@ async fn start(
             relay: has(Role::Relay),
             upkeep: has(Role::Upkeep),
         },
-        kafka: config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map_err(misconfigured)?,
+        kafka: config
+            .kafka
+            .as_ref()
+            .map(|kafka| kafka.options(&config.database.schema))
+            .transpose()
+            .map_err(misconfigured)?,
         relay: config.relay.options(node),
         upkeep: config.upkeep(),
         ..NodeOptions::new(node)
