@@ -116,7 +116,12 @@ fn options(
             relay: has(Role::Relay),
             upkeep: has(Role::Upkeep),
         },
-        kafka: config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map_err(misconfigured)?,
+        kafka: config
+            .kafka
+            .as_ref()
+            .map(|kafka| kafka.options(&config.database.schema))
+            .transpose()
+            .map_err(misconfigured)?,
         relay: config.relay.options(node),
         upkeep: config.upkeep(),
         trace,

@@ -31,14 +31,14 @@ pub(super) fn run(context: &Context, verb: &ConfigVerb) -> Result<Exit, Quit> {
 fn secrets(config: &Config) -> Result<(), Problem> {
     let options = config.database.options("dipmo")?;
     dipmo::store::postgres::Db::open(options).map_err(|error| Problem::new("database", error.to_string()))?;
-    config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map(drop)
+    config.kafka.as_ref().map(|kafka| kafka.options(&config.database.schema)).transpose().map(drop)
 }
 
 /// The configuration as it will be used, without secrets.
 fn understood(config: &Config) -> Value {
     let kafka = config.kafka.as_ref().map(|kafka| {
         let settings: Vec<&String> = kafka.settings.keys().collect();
-        json!({ "brokers": kafka.brokers, "settings": settings })
+        json!({ "brokers": kafka.brokers, "transactional_topics": kafka.transactional_topics, "settings": settings })
     });
     let retention = &config.retention;
     json!({

@@ -121,7 +121,7 @@ fn secrets_come_from_a_variable_or_a_file_and_what_is_missing_is_named() {
         "[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\"sasl.password_file\" = {:?}\n",
         file.display().to_string()
     );
-    let options = parse(&text).unwrap().kafka.unwrap().options().unwrap();
+    let options = parse(&text).unwrap().kafka.unwrap().options("dipmo").unwrap();
     assert_eq!(options.settings["sasl.password"], "s3cret");
     std::fs::remove_file(&file).unwrap();
     let missing = parse("[database]\nurl_env = \"DIPMO_TEST_NOT_SET\"\n").unwrap();
@@ -129,6 +129,36 @@ fn secrets_come_from_a_variable_or_a_file_and_what_is_missing_is_named() {
     assert_eq!((problem.key.as_str(), problem.message.contains("DIPMO_TEST_NOT_SET")), ("database.url_env", true));
     let reserved = wrong("[kafka]\nbrokers = \"b\"\n[kafka.settings]\n\"group.id\" = \"g\"\n");
     assert!(reserved.contains("group.id is set by dipmo"), "{reserved}");
+}
+
+#[test]
+fn transactional_topics_are_understood_and_nonsense_is_refused() {
+    let kafka = |lines: &str| format!("[kafka]\nbrokers = \"b:9092\"\n{lines}\n");
+    let config = parse(&kafka("transactional_topics = [\"orders\"]\ntransaction_timeout = \"40s\"")).unwrap();
+    let options = config.kafka.unwrap().options("billing").unwrap();
+    assert!(options.is_transactional("orders") && !options.is_transactional("order"));
+    assert_eq!((&*options.transactional_id, options.transaction_timeout.as_secs()), ("dipmo-billing", 40));
+    let all = parse(&kafka("transactional_topics = [\"*\"]\ntransactional_id = \"shop\"")).unwrap();
+    let options = all.kafka.unwrap().options("dipmo").unwrap();
+    assert!(options.is_transactional("orders") && options.transactional_id == "shop-dipmo");
+    let cases = [
+        ("transactional_topics = [\"\"]", "kafka.transactional_topics: has an empty name"),
+        ("transactional_topics = [\"*\", \"a\"]", "kafka.transactional_topics: \"*\" is all topics"),
+        ("transactional_topics = [\"a\", \"a\"]", "kafka.transactional_topics: names a twice"),
+        ("transactional_topics = \"a\"", "kafka.transactional_topics: invalid type"),
+        ("transactional_id = \"\"", "kafka.transactional_id: is empty"),
+        (
+            "transaction_timeout = \"15s\"\ntransactional_topics = [\"a\"]",
+            "kafka.transaction_timeout: is 15s: must be at least twice the send_timeout of 10s",
+        ),
+        ("transactional_topic = [\"a\"]", "kafka.transactional_topic: "),
+    ];
+    for (lines, expected) in cases {
+        let text = wrong(&kafka(lines));
+        assert!(text.starts_with(&format!("dipmo.toml:3: {expected}")), "{text:?} should begin with {expected:?}");
+    }
+    let reserved = wrong(&kafka("[kafka.settings]\n\"transactional.id\" = \"x\""));
+    assert!(reserved.contains("transactional.id is set by dipmo"), "{reserved}");
 }
 
 #[test]

@@ -155,6 +155,9 @@ pub struct KafkaPublisher {
 impl KafkaPublisher {
     /// Makes the producer; brokers are connected to in the background.
     pub fn new(options: KafkaOptions) -> Result<Self> {
+        if !options.transactional_topics.is_empty() && options.transaction_timeout < options.send_timeout {
+            return Err(Error::invalid("the transaction timeout of Kafka is shorter than the send timeout"));
+        }
         let deliveries = Deliveries::default();
         let client = make(&options, &deliveries)?;
         Ok(Self {

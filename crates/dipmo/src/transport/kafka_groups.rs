@@ -7,6 +7,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::{Outcome, Outgoing, Refusal};
 
+/// How many rows a reason names when it is not known which of them is to blame.
+const NAMED_MAX: usize = 4;
+
 /// Places of the rows of one database transaction, in order.
 type Group = Vec<usize>;
 
@@ -75,15 +78,12 @@ impl<'a> Work<'a> {
     pub(super) fn refused(&mut self, mut attempt: Attempt<'a>, faults: &[Fault]) {
         let starts = starts(&attempt.groups);
         let group_of = |place: usize| starts.partition_point(|start| *start <= place) - 1;
-        let mut blamed: HashMap<usize, &Fault> = HashMap::new();
-        for fault in faults.iter().filter(|fault| fault.exact) {
-            blamed.entry(group_of(fault.place)).or_insert(fault);
+        let mut suspects: HashMap<usize, Vec<&Fault>> = HashMap::new();
+        let some_exact = faults.iter().any(|fault| fault.exact);
+        for fault in faults.iter().filter(|fault| fault.exact || !some_exact) {
+            suspects.entry(group_of(fault.place)).or_default().push(fault);
         }
-        let suspects: HashSet<usize> = faults.iter().map(|fault| group_of(fault.place)).collect();
-        if blamed.is_empty() && suspects.len() == 1 {
-            blamed.extend(faults.first().map(|fault| (group_of(fault.place), fault)));
-        }
-        if blamed.is_empty() {
+        if !some_exact && suspects.len() > 1 {
             let second = attempt.groups.split_off(attempt.groups.len() / 2);
             self.attempts.push_front(second);
             self.attempts.push_front(attempt.groups);
@@ -91,8 +91,8 @@ impl<'a> Work<'a> {
         }
         let mut rest = Vec::new();
         for (n, group) in attempt.groups.into_iter().enumerate() {
-            match blamed.get(&n) {
-                Some(fault) => self.blame(&group, &attempt.rows[fault.place], fault),
+            match suspects.get(&n) {
+                Some(faults) => self.blame(&group, &reason(&attempt.rows, group.len(), faults)),
                 None if self.holds(&group) => {}
                 None => rest.push(group),
             }
@@ -107,14 +107,12 @@ impl<'a> Work<'a> {
 
     /// The first row of each (topic, key) of the group tells the reason, because that is where the relay
     /// stops a key; the rest is held behind it.
-    fn blame(&mut self, group: &Group, culprit: &Outgoing<'a>, fault: &Fault) {
+    fn blame(&mut self, group: &Group, reason: &Outcome) {
         let mut told = HashSet::new();
         for n in group {
-            let row = self.rows[*n];
-            self.failed.insert((row.topic, row.key));
-            let first = told.insert((row.topic, row.key));
-            let outcome = if first { reason(group, culprit, &fault.outcome) } else { Outcome::Held };
-            self.outcomes[*n] = Some(outcome);
+            let key = (self.rows[*n].topic, self.rows[*n].key);
+            self.failed.insert(key);
+            self.outcomes[*n] = Some(if told.insert(key) { reason.clone() } else { Outcome::Held });
         }
     }
 
@@ -141,23 +139,28 @@ fn starts(groups: &[Group]) -> Vec<usize> {
     groups.iter().map(&mut start).collect()
 }
 
-/// The outcome of the culprit, for a row of its group.
-fn reason(group: &Group, culprit: &Outgoing<'_>, outcome: &Outcome) -> Outcome {
-    let about = |refusal: &Refusal| match group.len() {
-        1 => refusal.clone(),
-        rows => Refusal::new(
-            &*refusal.code,
-            format!(
-                "nothing of this transaction of {rows} messages was sent, because of message {} to {}: {}",
-                culprit.id, culprit.topic, refusal.message
-            ),
-        ),
+/// What the first rows of a group are told: the outcome of the culprit, and which row that is.
+fn reason(rows: &[Outgoing<'_>], count: usize, faults: &[&Fault]) -> Outcome {
+    let about = |refusal: &Refusal| {
+        let names: Vec<String> = faults.iter().take(NAMED_MAX).map(|fault| named(&rows[fault.place])).collect();
+        let culprit = match faults.len() {
+            1 => names.concat(),
+            2..=NAMED_MAX => format!("one of {}", names.join(", ")),
+            _ => format!("one of {} or others", names.join(", ")),
+        };
+        let because = format!("nothing of this transaction of {count} messages was sent, because of {culprit}");
+        Refusal::new(&*refusal.code, format!("{because}: {}", refusal.message))
     };
-    match outcome {
+    match &faults[0].outcome {
+        alone if count == 1 => alone.clone(),
         Outcome::Rejected(refusal) => Outcome::Rejected(about(refusal)),
         Outcome::Retry(refusal) => Outcome::Retry(about(refusal)),
         other => other.clone(),
     }
+}
+
+fn named(row: &Outgoing<'_>) -> String {
+    format!("message {} to {}", row.id, row.topic)
 }
 
 #[cfg(test)]
@@ -256,6 +259,20 @@ mod tests {
             (finish(work), attempts),
             (vec!["done", "done", "done", "done", "done", "rejected", "done", "done"], 7)
         );
+    }
+
+    #[test]
+    fn a_group_that_was_refused_without_saying_why_names_its_rows() {
+        let mut work = Work::new(vec![row(1, 7, "t", "a"), row(2, 7, "u", "a"), row(3, 8, "t", "b")]);
+        let attempt = work.next().unwrap();
+        work.refused(attempt, &[fault(0, false), fault(1, false)]);
+        let rest = work.next().unwrap();
+        assert_eq!(ids(&rest), [3]);
+        let outcomes = work.finish(&Refusal::new("AWAY", ""));
+        let text = "because of one of message 1 to t, message 2 to u: too large";
+        for outcome in &outcomes[..2] {
+            assert!(matches!(outcome, Outcome::Rejected(why) if why.message.ends_with(text)), "{outcome:?}");
+        }
     }
 
     #[test]

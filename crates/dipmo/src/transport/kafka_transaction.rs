@@ -26,8 +26,11 @@ type Client = ThreadedProducer<Reports>;
 /// How a transaction ended.
 pub(super) enum Ended {
     Committed,
-    /// Nothing of it is visible, because of these rows.
-    Refused(Vec<Fault>),
+    /// Nothing of it is visible, because of these rows. The writer may be of no more use.
+    Refused {
+        faults: Vec<Fault>,
+        usable: bool,
+    },
     /// It may or may not be visible, and no row is to blame. The writer is of no more use.
     Unknown(Refusal),
 }
@@ -62,9 +65,9 @@ impl Writer {
             return self.lost("beginning a transaction", &error);
         }
         let over = self.reports.open(rows.len());
-        let fault = self.send_all(rows, deadline).await;
+        let faults = self.send_all(rows, deadline).await;
         let mut reason = None;
-        if fault.is_none() && tokio::time::timeout_at(deadline, over).await.is_ok() {
+        if faults.is_empty() && tokio::time::timeout_at(deadline, over).await.is_ok() {
             // Where something has failed librdkafka refuses to commit, and tells why only so.
             match self.commit(deadline.max(Instant::now() + END_WAIT)).await {
                 Ok(()) if self.reports.all_arrived() => return Ended::Committed,
@@ -73,25 +76,27 @@ impl Writer {
                 Err(error) => reason = Some(error),
             }
         }
-        match self.call(|client| client.abort_transaction(END_WAIT)).await {
-            // All reports are in now: an abort waits for them.
-            Ok(()) => self.aborted(rows.len(), fault, reason),
-            Err(error) => self.lost("aborting", &error),
-        }
+        let aborted = self.call(|client| client.abort_transaction(END_WAIT)).await;
+        // All reports are in now: an abort waits for them. Nothing becomes visible if it failed, either:
+        // the next producer of this id, or the broker in time, aborts what was not committed.
+        self.aborted(rows.len(), faults, reason, aborted.err())
     }
 
-    /// Hands the rows to librdkafka, up to the first that it does not take.
-    async fn send_all(&self, rows: &[Outgoing<'_>], deadline: Instant) -> Option<Fault> {
+    /// Hands the rows to librdkafka and tells which it does not take. Ends early when the transaction has
+    /// broken meanwhile.
+    async fn send_all(&self, rows: &[Outgoing<'_>], deadline: Instant) -> Vec<Fault> {
+        let mut faults = Vec::new();
         for (place, row) in rows.iter().enumerate() {
             if place % YIELD_ROWS == YIELD_ROWS - 1 {
                 tokio::task::yield_now().await;
             }
             match self.send(row, self.reports.opaque(place), deadline).await {
                 Ok(()) => {}
-                Err(outcome) => return Some(Fault { place, outcome, exact: true }),
+                Err(outcome) if is_the_rows(&outcome) => faults.push(Fault { place, outcome, exact: true }),
+                Err(_) => break,
             }
         }
-        None
+        faults
     }
 
     async fn send(&self, row: &Outgoing<'_>, opaque: usize, deadline: Instant) -> Result<(), Outcome> {
@@ -122,29 +127,42 @@ impl Writer {
     }
 
     /// Nothing is visible. Who is to blame?
-    fn aborted(&self, rows: usize, local: Option<Fault>, reason: Option<KafkaError>) -> Ended {
-        let mut faults: Vec<Fault> = local.into_iter().filter(|fault| is_the_rows(&fault.outcome)).collect();
-        let mut trouble = reason;
+    fn aborted(
+        &self,
+        rows: usize,
+        mut faults: Vec<Fault>,
+        reason: Option<KafkaError>,
+        unaborted: Option<KafkaError>,
+    ) -> Ended {
+        let mut trouble = Vec::new();
         for (place, error) in self.reports.failed() {
             let code = error.rdkafka_error_code();
             let outcome = judge(&error);
             if is_the_rows(&outcome) {
                 faults.push(Fault { place, outcome, exact: code.is_some_and(is_of_the_topic) });
             } else if !code.is_some_and(is_consequence) {
-                trouble = Some(error);
+                trouble.push(error);
             }
         }
-        let fenced = trouble.as_ref().is_some_and(is_fenced);
-        let blame = trouble.as_ref().map(judge).filter(is_the_rows);
-        match (trouble, blame) {
-            _ if !fenced && !faults.is_empty() => Ended::Refused(faults),
+        trouble.extend(reason.into_iter().chain(unaborted.clone()));
+        if let Some(error) = trouble.iter().find(|error| is_fenced(error)) {
+            return self.lost("sending", error);
+        }
+        if faults.is_empty()
+            && let Some(outcome) = trouble.iter().map(judge).find(is_the_rows)
+        {
             // A partition could not join the transaction, and it is not said for which rows.
-            (_, Some(outcome)) => {
-                let fault = |place| Fault { place, outcome: outcome.clone(), exact: false };
-                Ended::Refused((0..rows).map(fault).collect())
+            faults.extend((0..rows).map(|place| Fault { place, outcome: outcome.clone(), exact: false }));
+        }
+        match trouble.first() {
+            _ if !faults.is_empty() => {
+                // What the broker refused has used up sequence numbers: librdkafka would go on behind the
+                // hole, and the broker would take nothing more. A new producer begins at zero.
+                let usable = unaborted.is_none() && faults.iter().all(|fault| fault.exact);
+                Ended::Refused { faults, usable }
             }
-            (Some(error), None) => self.lost("sending", &error),
-            (None, None) => Ended::Unknown(self.late()),
+            Some(error) => self.lost("sending", error),
+            None => Ended::Unknown(self.late()),
         }
     }
 

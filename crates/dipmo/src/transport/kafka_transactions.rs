@@ -119,11 +119,9 @@ async fn drain(
                 work.committed(attempt);
                 *writer = Some(open);
             }
-            Ended::Refused(faults) => {
-                // What the broker refused has used up sequence numbers: librdkafka would go on behind the
-                // hole, and the broker would take nothing more. A new producer begins at zero.
-                *writer = faults.iter().all(|fault| fault.exact).then_some(open);
+            Ended::Refused { faults, usable } => {
                 work.refused(attempt, &faults);
+                *writer = usable.then_some(open);
             }
             Ended::Unknown(refusal) => return refusal,
         }
