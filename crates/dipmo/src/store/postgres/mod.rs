@@ -232,6 +232,8 @@ pub(crate) fn failed(statement: &str, error: tokio_postgres::Error) -> Error {
         // The schema changed under a cached plan: a new connection prepares it anew.
         Some("0A000") => ErrorKind::Unavailable,
         Some("23505") => ErrorKind::Conflict,
+        // A statement failed before: only a handler that does not look at the answer goes on after that.
+        Some("25P02") => ErrorKind::Poison,
         // A value that the database cannot hold: the input is at fault, and only it.
         Some(code) if code.starts_with("22") || code.starts_with("54") || code == "23514" => ErrorKind::Poison,
         Some("42P01" | "3F000" | "42883" | "42703" | "42501" | "28P01" | "28000" | "3D000") => ErrorKind::Invalid,
