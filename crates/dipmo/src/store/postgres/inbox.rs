@@ -1,19 +1,21 @@
 //! The inbox of one consumer: registration, loading, and the trait that ties the stages together.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::Transaction;
+use futures_util::FutureExt as _;
 use tokio_postgres::Row;
 
 use super::{Db, begin, claim, commit, execute, lease, look_up, process, query, settle};
 use crate::consumer::{Consumer, Handler, VersionPolicy};
 use crate::error::{ErrorKind, Result};
-use crate::handler::{Enlisted, EnlistedHandler};
+use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
 use crate::inbox::{Fence, FiredTimer, Held, Settled, Settlement};
 use crate::message::Message;
-use crate::process::Instance;
+use crate::process::{Failure, Instance};
 use crate::store::{Claimed, Enlistment, InboxStore, LoadRequest, Loaded, TakenPartition, Work};
 
 const REGISTER: &str = "
@@ -155,7 +157,10 @@ impl InboxStore for PgInbox {
             Err(settle::Stop::Failed(error)) => return Err(error),
         }
         let mut enlisted = Enlisted::new(&tx);
-        if let Err(refused) = handler.handle_group(&mut enlisted, messages).await {
+        let handled = AssertUnwindSafe(handler.handle_group(&mut enlisted, messages)).catch_unwind().await;
+        // Which message it was only the handler knew.
+        let handled = handled.unwrap_or_else(|_| Err(GroupFailure { at: 0, failure: Failure::panicked() }));
+        if let Err(refused) = handled {
             return settle::rolled_back(tx, Enlistment::Refused(refused)).await;
         }
         let mut whole = settlement.clone();
