@@ -42,6 +42,11 @@ const SCHEMA_DEFAULT: &str = "dipmo";
 /// Enough for one loop of each kind plus the groups of enlisted handlers that run side by side.
 const CONNECTIONS_MAX: usize = 16;
 
+/// A server that can be reached answers within this.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// A server that does not acknowledge what it is sent for this long is taken to be gone.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
 /// Twice the lease of a bucket: an honest handler has answered long before.
 const IDLE_IN_TRANSACTION_MAX: Duration = Duration::from_secs(30);
 
@@ -108,6 +113,7 @@ impl Db {
             Error::invalid("the database URL is not valid: postgres://user:password@host:port/database")
         })?;
         config.application_name(&options.application_name);
+        notice_silence(&mut config);
         let idle = options.idle_in_transaction_max.as_millis();
         let given = config.get_options().map(|given| format!("{given} ")).unwrap_or_default();
         config.options(format!("{given}-c idle_in_transaction_session_timeout={idle}"));
@@ -242,6 +248,21 @@ pub(crate) fn failed(statement: &str, error: tokio_postgres::Error) -> Error {
     Error::new(kind, format!("database: {name}")).source(error)
 }
 
+/// A server that vanished without a word is noticed within a minute, not when the kernel gives up after a
+/// quarter of an hour. What the URL says otherwise is kept.
+fn notice_silence(config: &mut Config) {
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_MAX);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(SILENCE_MAX);
+    }
+    if config.get_keepalives_interval().is_none() && config.get_keepalives_retries().is_none() {
+        config.keepalives_idle(config.get_keepalives_idle().min(SILENCE_MAX));
+        config.keepalives_interval(SILENCE_MAX / 3).keepalives_retries(3);
+    }
+}
+
 fn valid_schema_name(name: &str) -> Result<()> {
     let shape = name.len() <= 40
         && name.starts_with(|c: char| c.is_ascii_lowercase())
@@ -252,4 +273,25 @@ fn valid_schema_name(name: &str) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(parameters: &str) -> Config {
+        Db::open(DbOptions::new(format!("postgres://u@localhost/d{parameters}"))).unwrap().config().clone()
+    }
+
+    #[test]
+    fn a_silent_server_is_noticed_unless_the_url_says_otherwise() {
+        let plain = opened("");
+        assert_eq!(plain.get_connect_timeout(), Some(&CONNECT_MAX));
+        assert_eq!(plain.get_tcp_user_timeout(), Some(&SILENCE_MAX));
+        assert_eq!((plain.get_keepalives_idle(), plain.get_keepalives_retries()), (SILENCE_MAX, Some(3)));
+        let own = opened("?connect_timeout=3&tcp_user_timeout=7000&keepalives_retries=9");
+        assert_eq!(own.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_ne!(own.get_tcp_user_timeout(), Some(&SILENCE_MAX));
+        assert_eq!(own.get_keepalives_retries(), Some(9));
+    }
 }
