@@ -121,6 +121,7 @@ pub(crate) struct ChangeArgs {
 /// One message.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ShowArgs {
+    /// As `list` shows it
     pub(crate) id: i64,
     /// Show the payload too, up to 64 kB
     #[arg(long)]
@@ -130,6 +131,7 @@ pub(crate) struct ShowArgs {
 /// Messages to repair.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RepairArgs {
+    /// One or more, as `list` shows them; the first refusal ends it
     #[arg(required = true)]
     pub(crate) ids: Vec<i64>,
     #[command(flatten)]
@@ -162,7 +164,7 @@ pub(crate) enum InboxVerb {
         #[arg(long)]
         message_id: String,
     },
-    /// Try a DEAD message again now, with fresh attempts
+    /// Try a DEAD or RETRY message again now, with fresh attempts
     Retry(RepairArgs),
     /// Give a message up; what waits behind it goes on
     Discard(RepairArgs),
@@ -187,7 +189,7 @@ pub(crate) enum OutboxVerb {
     },
     /// One message in any state
     Show(ShowArgs),
-    /// Send a DEAD message again now, with fresh attempts
+    /// Send a DEAD or RETRY message again now, with fresh attempts
     Retry(RepairArgs),
     /// Give a message up: it is never sent, what waits behind it follows
     Discard(RepairArgs),

@@ -48,6 +48,15 @@ pub enum Source {
     Internal { event_types: Vec<String> },
 }
 
+impl Source {
+    fn topics(&self) -> Option<&Vec<String>> {
+        match self {
+            Source::Kafka { topics, .. } => Some(topics),
+            Source::Internal { .. } => None,
+        }
+    }
+}
+
 #[derive(Clone)]
 pub enum Handler {
     /// Decides purely; many steps commit in one transaction.
@@ -191,11 +200,14 @@ impl Consumer {
         self
     }
 
-    /// Take these topics, as a consumer group of the consumer's name.
+    /// Take these topics, as a consumer group of the consumer's name. Called again, it adds to them.
     #[must_use]
     pub fn from_kafka(mut self, topics: &[&str]) -> Self {
-        let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
-        self.sources.push(Source::Kafka { topics, group: None, system: None });
+        let more = topics.iter().map(|topic| (*topic).to_owned());
+        match self.sources.iter_mut().find(|source| matches!(source, Source::Kafka { .. })) {
+            Some(Source::Kafka { topics, .. }) => topics.extend(more),
+            _ => self.sources.push(Source::Kafka { topics: more.collect(), group: None, system: None }),
+        }
         self
     }
 
@@ -209,10 +221,13 @@ impl Consumer {
 
     pub fn validate(&self) -> Result<()> {
         let wrong = |what: &str| Err(Error::invalid(format!("consumer {:?}: {what}", self.name)));
+        let kafka: Vec<&Vec<String>> = self.sources.iter().filter_map(Source::topics).collect();
         let text = |s: &str| !s.is_empty() && s.len() <= 200 && !s.contains('\0');
         match () {
             () if !text(&self.name) => wrong("the name must have 1 to 200 characters"),
             () if self.sources.is_empty() => wrong("it has no source: name topics or internal event types"),
+            () if kafka.len() > 1 => wrong("it has two Kafka sources: name all its topics in one"),
+            () if kafka.iter().any(|topics| topics.is_empty()) => wrong("its Kafka source names no topics"),
             () if self.batch_max == 0 || self.batch_max > 10_000 => wrong("batch_max must be 1 to 10000"),
             () if self.concurrency == 0 || self.concurrency > 64 => wrong("concurrency must be 1 to 64"),
             () if self.retry.attempts_max == 0 => wrong("retry.attempts_max must be at least 1"),
@@ -248,5 +263,36 @@ impl fmt::Debug for Handler {
             Handler::Process(process) => write!(f, "Process({})", process.name()),
             Handler::Enlisted { grouping, .. } => write!(f, "Enlisted({grouping:?})"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::handler::Enlisted;
+    use crate::message::Message;
+    use crate::process::Failure;
+
+    struct Nothing;
+
+    #[async_trait]
+    impl EnlistedHandler for Nothing {
+        async fn handle(&self, _: &mut Enlisted<'_>, _: &Message) -> Result<(), Failure> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn every_topic_named_is_read_or_the_consumer_is_refused() {
+        let consumer = Consumer::enlisted("c", Nothing).from_kafka(&["a"]).from_internal(&["E"]).from_kafka(&["b"]);
+        assert_eq!(consumer.sources[0].topics(), Some(&vec!["a".to_owned(), "b".to_owned()]));
+        consumer.validate().unwrap();
+        let mut twice = consumer.clone();
+        twice.sources.push(consumer.sources[0].clone());
+        assert!(twice.validate().unwrap_err().to_string().contains("two Kafka sources"));
+        let none = Consumer::enlisted("c", Nothing).from_kafka(&[]);
+        assert!(none.validate().unwrap_err().to_string().contains("no topics"));
     }
 }

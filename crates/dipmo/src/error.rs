@@ -53,6 +53,13 @@ impl Error {
         self
     }
 
+    /// The same, where the caller knows better what is to be done.
+    #[must_use]
+    pub(crate) fn as_kind(mut self, kind: ErrorKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

@@ -44,6 +44,11 @@ impl Failure {
         Self::Undecodable { code: code.to_owned(), message: message.into() }
     }
 
+    /// What user code that panicked has failed with.
+    pub(crate) fn panicked() -> Self {
+        Self::transient("PANIC", "user code panicked: the log has the message")
+    }
+
     pub fn stale(reason: impl Into<String>) -> Self {
         Self::Stale { reason: reason.into() }
     }

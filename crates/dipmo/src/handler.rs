@@ -1,8 +1,11 @@
 //! Handlers that write their own tables: they are given the open transaction, so that the inbox
 //! entry, their SQL and the messages they send commit together or not at all.
 
+use std::panic::AssertUnwindSafe;
+
 use async_trait::async_trait;
 use deadpool_postgres::Transaction;
+use futures_util::FutureExt as _;
 
 use crate::message::{Message, OutMessage};
 use crate::process::Failure;
@@ -48,7 +51,9 @@ pub trait EnlistedHandler: Send + Sync + 'static {
     /// statement can serve them all.
     async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[Message]) -> Result<(), GroupFailure> {
         for (at, message) in messages.iter().enumerate() {
-            self.handle(enlisted, message).await.map_err(|failure| GroupFailure { at, failure })?;
+            let handled = AssertUnwindSafe(self.handle(enlisted, message)).catch_unwind().await;
+            let handled = handled.unwrap_or_else(|_| Err(Failure::panicked()));
+            handled.map_err(|failure| GroupFailure { at, failure })?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Any number of nodes may run on one database; they share the work by leases.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
 
@@ -102,6 +102,7 @@ impl Node {
 
     /// Starts every loop; refuses a schema that it does not know.
     pub async fn start(self, shutdown: Shutdown) -> Result<Loops> {
+        self.names_differ()?;
         schema::check(&self.db).await?;
         let wake = Wake::default();
         let mut loops = Loops::new(shutdown);
@@ -118,6 +119,15 @@ impl Node {
             loops.spawn("upkeep", |shutdown| async move { upkeep.run(shutdown).await });
         }
         Ok(loops)
+    }
+
+    /// Two consumers of one name would share their dedupe memory: each message would reach one of them.
+    fn names_differ(&self) -> Result<()> {
+        let mut names = HashSet::new();
+        match self.consumers.iter().find(|consumer| !names.insert(&consumer.name)) {
+            Some(twice) => Err(Error::invalid(format!("there are two consumers named {:?}", twice.name))),
+            None => Ok(()),
+        }
     }
 
     async fn start_consumer(&self, consumer: &Arc<Consumer>, wake: &Wake, loops: &mut Loops) -> Result<()> {

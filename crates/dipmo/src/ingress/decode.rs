@@ -3,6 +3,8 @@
 //! Never fails and never panics: what cannot be decoded becomes a message with the raw bytes, as much
 //! of the envelope as could be read, and the reason.
 
+use std::str::FromStr;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -35,7 +37,7 @@ pub fn decode(record: &Record, system: Option<&str>, envelope: &Envelope) -> (Me
         tenant: fields.text(Field::Tenant).unwrap_or_default(),
         aggregate_version: fields.number(Field::AggregateVersion),
         event_type: fields.text(Field::EventType),
-        event_version: fields.number(Field::EventVersion).and_then(|n| i32::try_from(n).ok()),
+        event_version: fields.number(Field::EventVersion),
         correlation_id: fields.text(Field::CorrelationId),
         causation_id: fields.text(Field::CausationId),
         traceparent: fields.text(Field::Traceparent),
@@ -81,7 +83,9 @@ impl Fields<'_> {
     }
 
     fn text(&mut self, field: Field) -> Option<String> {
-        let found = self.header(field).or_else(|| self.pointed(field))?;
+        // An empty field tells nothing. Taken for an id, it would make every such message a duplicate.
+        let told = |text: &String| !text.is_empty();
+        let found = self.header(field).filter(told).or_else(|| self.pointed(field).filter(told))?;
         if found.len() > FIELD_BYTES_MAX || found.contains('\0') {
             self.fail("BAD_ENVELOPE", &format!("{field:?} is too long or holds a NUL"));
             return None;
@@ -89,11 +93,11 @@ impl Fields<'_> {
         Some(found)
     }
 
-    fn number(&mut self, field: Field) -> Option<i64> {
+    fn number<T: FromStr>(&mut self, field: Field) -> Option<T> {
         let text = self.text(field)?;
         let number = text.parse().ok();
         if number.is_none() {
-            self.fail("BAD_ENVELOPE", &format!("{field:?} is not a whole number"));
+            self.fail("BAD_ENVELOPE", &format!("{field:?} is not a whole number of its size"));
         }
         number
     }
@@ -214,6 +218,17 @@ mod tests {
         envelope.pointers.insert(Field::AggregateVersion, "/aggregate/version".into());
         let (message, fault) = decode(&record(br#"{"eventId":"e-2","aggregate":{"version":4}}"#), None, &envelope);
         assert_eq!((message.message_id.as_str(), message.aggregate_version, fault), ("e-2", Some(4), None));
+    }
+
+    #[test]
+    fn an_empty_id_is_no_id_and_a_number_too_large_is_told() {
+        let mut envelope = Envelope::default();
+        let empty = with_header(record(br#"{"eventId":""}"#), "event-id", b"");
+        assert_eq!(decode(&empty, None, &envelope).0.message_id, "hits/3/7");
+        envelope.pointers.insert(Field::MessageId, "/eventId".into());
+        assert_eq!(decode(&empty, None, &envelope).0.message_id, "hits/3/7");
+        let (_, fault) = decode(&with_header(record(b"{}"), "event-version", b"3000000000"), None, &envelope);
+        assert_eq!(fault.map(|f| f.code).as_deref(), Some("BAD_ENVELOPE"));
     }
 
     #[test]

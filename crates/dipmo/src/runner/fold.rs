@@ -103,8 +103,8 @@ pub(super) fn fold_process(batch: Batch<'_>, process: &dyn Process, loaded: &Loa
             (Delivery::Timer(timer, instance), _) => fold.timer((at, timer), instance, &mut instances, decide),
             (_, None) => {}
             (_, Some(message)) => {
-                let business_key = process.business_key(message);
                 fold.message(at, delivery, message, |folded| {
+                    let business_key = spans.within(message, || business_key(process, message))?;
                     let current = instances.get(&message.tenant, &business_key);
                     let mut decision = spans.within(message, || decide(current, Input::Message(message)))?;
                     spans.continued_by(message, &mut decision.emit);
@@ -202,8 +202,11 @@ fn decide(
     input: Input<'_>,
     now: OffsetDateTime,
 ) -> Result<Decision, Failure> {
-    catch_unwind(AssertUnwindSafe(|| process.decide(current, input, now)))
-        .unwrap_or_else(|_| Err(Failure::transient("PANIC", "the process manager panicked")))
+    catch_unwind(AssertUnwindSafe(|| process.decide(current, input, now))).unwrap_or_else(|_| Err(Failure::panicked()))
+}
+
+pub(super) fn business_key(process: &dyn Process, message: &Message) -> Result<String, Failure> {
+    catch_unwind(AssertUnwindSafe(|| process.business_key(message))).map_err(|_| Failure::panicked())
 }
 
 #[derive(Debug, Default)]

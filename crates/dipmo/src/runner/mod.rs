@@ -228,8 +228,9 @@ impl Runner {
         for delivery in deliveries {
             if let Some(message) = delivery.message() {
                 keys.insert(message.key.clone());
-                if let Some(process) = process {
-                    instances.insert((message.tenant.clone(), process.business_key(message)));
+                // One that panics fails its message when that is folded.
+                if let Some(Ok(business_key)) = process.map(|process| fold::business_key(process, message)) {
+                    instances.insert((message.tenant.clone(), business_key));
                 }
             }
             if let Delivery::Timer(_, instance) = delivery {

@@ -1,7 +1,13 @@
 //! A failing key waits alone: retry, dead, park, skip, group, release.
 
-use dipmo::consumer::{Consumer, DeadPolicy};
-use dipmo::process::Failure;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dipmo::Message;
+use dipmo::consumer::{Consumer, DeadPolicy, Grouping, Handler};
+use dipmo::handler::{Enlisted, EnlistedHandler};
+use dipmo::process::{Decision, Failure, Input, Instance, Process};
+use time::OffsetDateTime;
 
 use crate::support::{World, fresh};
 use crate::{Diary, pages};
@@ -86,27 +92,55 @@ async fn a_dead_message_parks_skips_or_takes_its_group_by_policy() {
     }
 }
 
+/// Panics at the messages of key a: while it decides or handles, or while it names the instance.
+struct Panics {
+    in_business_key: bool,
+}
+
+impl Process for Panics {
+    fn name(&self) -> &str {
+        "panics"
+    }
+
+    fn business_key(&self, message: &Message) -> String {
+        assert!(!self.in_business_key || message.key != "a", "panics on purpose");
+        message.key.clone()
+    }
+
+    fn decide(&self, _: Option<&Instance>, input: Input<'_>, _: OffsetDateTime) -> Result<Decision, Failure> {
+        let Input::Message(message) = input else { unreachable!("no timers here") };
+        assert_ne!(message.key, "a", "panics on purpose");
+        Ok(Decision::go("DONE").succeed())
+    }
+}
+
+#[async_trait]
+impl EnlistedHandler for Panics {
+    async fn handle(&self, _: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure> {
+        assert_ne!(message.key, "a", "panics on purpose");
+        Ok(())
+    }
+}
+
 #[tokio::test]
 async fn a_panic_in_user_code_is_a_failure_of_its_message() {
-    struct Panics;
-    impl dipmo::process::Process for Panics {
-        fn name(&self) -> &str {
-            "panics"
-        }
-        fn decide(
-            &self,
-            _: Option<&dipmo::process::Instance>,
-            input: dipmo::process::Input<'_>,
-            _: time::OffsetDateTime,
-        ) -> Result<dipmo::process::Decision, Failure> {
-            let dipmo::process::Input::Message(message) = input else { unreachable!("no timers here") };
-            assert_ne!(message.key, "a", "panics on purpose");
-            Ok(dipmo::process::Decision::go("DONE").succeed())
-        }
+    let panics = |in_business_key| Arc::new(Panics { in_business_key });
+    let enlisted = |grouping| Handler::Enlisted { handler: panics(false), grouping };
+    let handlers = [
+        Handler::Process(panics(false)),
+        Handler::Process(panics(true)),
+        enlisted(Grouping::Record),
+        enlisted(Grouping::Key),
+        enlisted(Grouping::Batch),
+    ];
+    for handler in handlers {
+        let (world, label) = (World::new().await, format!("{handler:?}"));
+        let node = world.node(Consumer::new("panics", handler).from_kafka(&["orders"])).await;
+        node.receive(&[fresh(0, "a", "1"), fresh(1, "b", "2")]).await.unwrap();
+        assert_eq!(
+            (world.states("a").await, world.states("b").await),
+            (vec!["RETRY".into()], vec!["PROCESSED".into()])
+        );
+        assert_eq!(world.texts("select error_code from dipmo.inbox_work").await, ["PANIC"], "{label}");
     }
-    let world = World::new().await;
-    let node = world.node(Consumer::process("panics", Panics).from_kafka(&["orders"])).await;
-    node.receive(&[fresh(0, "a", "1"), fresh(1, "b", "2")]).await.unwrap();
-    assert_eq!((world.states("a").await, world.states("b").await), (vec!["RETRY".into()], vec!["PROCESSED".into()]));
-    assert_eq!(world.texts("select error_code from dipmo.inbox_work").await, ["PANIC"]);
 }

@@ -82,3 +82,48 @@ async fn a_version_emitted_twice_is_dead_and_names_the_reason() {
     assert_eq!(world.texts("select error_code from dipmo.inbox_work").await, ["VERSION_TAKEN"]);
     assert_eq!(world.count("dipmo.outbox").await, 4);
 }
+
+/// Leaves the refusal to the end of the transaction, in one of two ways.
+struct Late {
+    schema: String,
+}
+
+#[async_trait]
+impl EnlistedHandler for Late {
+    async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure> {
+        let number: i64 = message.json()?;
+        let parent = if number == 666 { 404 } else { 1 };
+        let insert = format!("insert into {}.child (parent) values ($1)", self.schema);
+        enlisted.tx().execute(&insert, &[&parent]).await?;
+        if number == 777 {
+            // A handler that does not look at the answer: the transaction is lost, and it goes on.
+            let _ = enlisted.tx().batch_execute("select 1/0").await;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn what_the_handlers_own_tables_refuse_at_the_end_is_dead_alone() {
+    for grouping in [Grouping::Record, Grouping::Key, Grouping::Batch] {
+        let world = World::new().await;
+        world
+            .execute(
+                "create table dipmo.parent (id integer primary key);
+                 insert into dipmo.parent values (1);
+                 create table dipmo.child (
+                     parent integer references dipmo.parent deferrable initially deferred)",
+            )
+            .await;
+        let handler = Arc::new(Late { schema: world.db.schema().to_owned() });
+        let node =
+            world.node(Consumer::new("late", Handler::Enlisted { handler, grouping }).from_kafka(&["orders"])).await;
+        let batch = [fresh(0, "a", "1"), fresh(1, "b", "666"), fresh(2, "c", "777"), fresh(3, "d", "2")];
+        node.receive(&batch).await.unwrap();
+        let states =
+            "select key || ' ' || state || ' ' || coalesce(error_code, '') from dipmo.inbox_status order by key";
+        let expected = ["a PROCESSED ", "b DEAD NOT_STORABLE", "c DEAD NOT_STORABLE", "d PROCESSED "];
+        assert_eq!(world.texts(states).await, expected, "{grouping:?}");
+        assert_eq!(world.count("dipmo.child").await, 2, "{grouping:?}");
+    }
+}

@@ -1,18 +1,21 @@
 //! The inbox of one consumer: registration, loading, and the trait that ties the stages together.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use deadpool_postgres::Transaction;
+use futures_util::FutureExt as _;
 use tokio_postgres::Row;
 
 use super::{Db, begin, claim, commit, execute, lease, look_up, process, query, settle};
 use crate::consumer::{Consumer, Handler, VersionPolicy};
-use crate::error::Result;
-use crate::handler::{Enlisted, EnlistedHandler};
+use crate::error::{ErrorKind, Result};
+use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
 use crate::inbox::{Fence, FiredTimer, Held, Settled, Settlement};
 use crate::message::Message;
-use crate::process::Instance;
+use crate::process::{Failure, Instance};
 use crate::store::{Claimed, Enlistment, InboxStore, LoadRequest, Loaded, TakenPartition, Work};
 
 const REGISTER: &str = "
@@ -45,6 +48,14 @@ const BACKLOG: &str = "
 -- inbox.backlog
 select count(*) from (
     select 1 from dipmo.inbox_work where consumer_id = $1 and state = 'RECEIVED' limit $2) w";
+
+/// Our tables have nothing deferred: what the server refuses as late as this are rows of the handler's.
+async fn commit_enlisted(tx: Transaction<'_>) -> Result<()> {
+    commit(tx).await.map_err(|error| match error.kind() {
+        ErrorKind::Bug | ErrorKind::Conflict => error.as_kind(ErrorKind::Poison),
+        _ => error,
+    })
+}
 
 /// The inbox of one consumer in PostgreSQL.
 #[derive(Debug, Clone)]
@@ -146,13 +157,16 @@ impl InboxStore for PgInbox {
             Err(settle::Stop::Failed(error)) => return Err(error),
         }
         let mut enlisted = Enlisted::new(&tx);
-        if let Err(refused) = handler.handle_group(&mut enlisted, messages).await {
+        let handled = AssertUnwindSafe(handler.handle_group(&mut enlisted, messages)).catch_unwind().await;
+        // Which message it was only the handler knew.
+        let handled = handled.unwrap_or_else(|_| Err(GroupFailure { at: 0, failure: Failure::panicked() }));
+        if let Err(refused) = handled {
             return settle::rolled_back(tx, Enlistment::Refused(refused)).await;
         }
         let mut whole = settlement.clone();
         whole.outbox.extend(enlisted.into_outbox());
         match settle::write(self, &tx, &whole).await {
-            Ok(()) => commit(tx).await.map(|()| Enlistment::Settled(Settled::Committed)),
+            Ok(()) => commit_enlisted(tx).await.map(|()| Enlistment::Settled(Settled::Committed)),
             Err(settle::Stop::Retry(outcome)) => settle::rolled_back(tx, Enlistment::Settled(outcome)).await,
             Err(settle::Stop::Failed(error)) => Err(error),
         }

@@ -46,6 +46,11 @@ const SCHEMA_DEFAULT: &str = "dipmo";
 /// Enough for one loop of each kind plus the groups of enlisted handlers that run side by side.
 const CONNECTIONS_MAX: usize = 16;
 
+/// A server that can be reached answers within this.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// A server that does not acknowledge what it is sent for this long is taken to be gone.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
 /// Twice the lease of a bucket: an honest handler has answered long before.
 const IDLE_IN_TRANSACTION_MAX: Duration = Duration::from_secs(30);
 
@@ -112,6 +117,7 @@ impl Db {
             Error::invalid("the database URL is not valid: postgres://user:password@host:port/database")
         })?;
         config.application_name(&options.application_name);
+        notice_silence(&mut config);
         let idle = options.idle_in_transaction_max.as_millis();
         let given = config.get_options().map(|given| format!("{given} ")).unwrap_or_default();
         config.options(format!("{given}-c idle_in_transaction_session_timeout={idle}"));
@@ -241,10 +247,27 @@ fn kind_of(code: Option<&str>) -> ErrorKind {
         // The schema changed under a cached plan: a new connection prepares it anew.
         Some("0A000") => ErrorKind::Unavailable,
         Some("23505") => ErrorKind::Conflict,
+        // A statement failed before: only a handler that does not look at the answer goes on after that.
+        Some("25P02") => ErrorKind::Poison,
         // A value that the database cannot hold: the input is at fault, and only it.
         Some(code) if code.starts_with("22") || code.starts_with("54") || code == "23514" => ErrorKind::Poison,
         Some("42P01" | "3F000" | "42883" | "42703" | "42501" | "28P01" | "28000" | "3D000") => ErrorKind::Invalid,
         Some(_) => ErrorKind::Bug,
+    }
+}
+
+/// A server that vanished without a word is noticed within a minute, not when the kernel gives up after a
+/// quarter of an hour. What the URL says otherwise is kept.
+fn notice_silence(config: &mut Config) {
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_MAX);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(SILENCE_MAX);
+    }
+    if config.get_keepalives_interval().is_none() && config.get_keepalives_retries().is_none() {
+        config.keepalives_idle(config.get_keepalives_idle().min(SILENCE_MAX));
+        config.keepalives_interval(SILENCE_MAX / 3).keepalives_retries(3);
     }
 }
 
@@ -258,4 +281,25 @@ fn valid_schema_name(name: &str) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(parameters: &str) -> Config {
+        Db::open(DbOptions::new(format!("postgres://u@localhost/d{parameters}"))).unwrap().config().clone()
+    }
+
+    #[test]
+    fn a_silent_server_is_noticed_unless_the_url_says_otherwise() {
+        let plain = opened("");
+        assert_eq!(plain.get_connect_timeout(), Some(&CONNECT_MAX));
+        assert_eq!(plain.get_tcp_user_timeout(), Some(&SILENCE_MAX));
+        assert_eq!((plain.get_keepalives_idle(), plain.get_keepalives_retries()), (SILENCE_MAX, Some(3)));
+        let own = opened("?connect_timeout=3&tcp_user_timeout=7000&keepalives_retries=9");
+        assert_eq!(own.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_ne!(own.get_tcp_user_timeout(), Some(&SILENCE_MAX));
+        assert_eq!(own.get_keepalives_retries(), Some(9));
+    }
 }
