@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::dir;
 use crate::jars::{self, PLUGINS};
 use crate::jvm;
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::watchdog::{Patience, Watchdog};
 
 /// Covers a cold JVM that scans its plugins on a loaded machine.
@@ -33,6 +33,9 @@ const STREAMS_BY: &str = "io.debezium.connector.postgresql.PostgresStreamingChan
 
 /// What the worker logs when the connector has given up.
 const FAILED: &str = "Task threw an uncaught and unrecoverable exception";
+
+/// Lines of the log that tell why; stacks of Java go on for long.
+const FAILURE_LINES_MAX: usize = 10;
 
 /// The connector's converters say what goes to Kafka; the worker insists on defaults. Plugins are found by
 /// their service files, because a scan of all classes takes seconds.
@@ -93,16 +96,16 @@ impl Debezium {
     }
 
     /// Blocks until the connector streams: what is committed from now on, or since its slot was made, arrives.
-    /// Fails with the end of the log as soon as the worker ends or the connector gives up.
+    /// Fails with the log's reason as soon as the worker ends or the connector gives up.
     pub fn wait_running(&mut self) -> Result<()> {
         let log = self.log();
         let process = self.process.as_mut().context("Debezium is down")?;
-        let is_over = |_: &Process| jvm::has_logged(&log, 0, STREAMS) || jvm::has_logged(&log, 0, FAILED);
-        process.wait_until("Debezium", RUNNING_MAX, is_over)?;
-        if jvm::has_logged(&log, 0, FAILED) {
-            bail!("Debezium's connector gave up:\n{}", process::tail(&log));
-        }
-        Ok(())
+        let mut failure = None;
+        process.wait_until("Debezium", RUNNING_MAX, |_| {
+            failure = failure_in(&log);
+            failure.is_some() || jvm::has_logged(&log, 0, STREAMS)
+        })?;
+        failure.map_or(Ok(()), |reason| bail!("Debezium's connector gave up:\n{reason}"))
     }
 
     /// Orderly shutdown: what was sent is confirmed to the slot and its position written down.
@@ -167,6 +170,14 @@ impl Drop for Debezium {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+/// Why the connector gave up, if it has: what the worker logged, without most of the stack.
+fn failure_in(log: &Path) -> Option<String> {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let failure = &text[text.find(FAILED)?..];
+    Some(failure.lines().take(FAILURE_LINES_MAX).collect::<Vec<_>>().join("\n"))
 }
 
 /// Lines of a Java properties file, in which a backslash escapes. The last of two equal keys wins.

@@ -37,6 +37,8 @@ pub struct Options {
     pub max_connections: u32,
     pub max_prepared_transactions: u32,
     pub wal_level: String,
+    /// Replication slots, and as many walsenders: tests that run side by side hold one each.
+    pub replication_slots_max: u32,
     pub shared_buffers: String,
     /// Any other settings of postgresql.conf; they win over the fields above.
     pub settings: Vec<(String, String)>,
@@ -53,6 +55,7 @@ impl Default for Options {
             max_connections: 200,
             max_prepared_transactions: 20,
             wal_level: "logical".into(),
+            replication_slots_max: 64,
             shared_buffers: "256MB".into(),
             settings: Vec::new(),
             parent_dir: None,
@@ -228,9 +231,14 @@ impl Options {
         let mut conf = format!(
             "\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n\
              fsync = {fsync}\nmax_connections = {}\nmax_prepared_transactions = {}\n\
-             wal_level = {}\nmax_wal_senders = 64\nmax_replication_slots = 64\nshared_buffers = {}\nlogging_collector = off\n\
-             log_line_prefix = '%m [%p] '\n",
-            self.max_connections, self.max_prepared_transactions, self.wal_level, self.shared_buffers,
+             wal_level = {}\nmax_replication_slots = {}\nmax_wal_senders = {}\n\
+             shared_buffers = {}\nlogging_collector = off\nlog_line_prefix = '%m [%p] '\n",
+            self.max_connections,
+            self.max_prepared_transactions,
+            self.wal_level,
+            self.replication_slots_max,
+            self.replication_slots_max,
+            self.shared_buffers,
         );
         for (name, value) in &self.settings {
             conf.push_str(&format!("{name} = '{}'\n", value.replace('\'', "''")));

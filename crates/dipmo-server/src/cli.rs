@@ -118,6 +118,24 @@ pub(crate) struct ChangeArgs {
     pub(crate) yes: bool,
 }
 
+/// One message.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ShowArgs {
+    pub(crate) id: i64,
+    /// Show the payload too, up to 64 kB
+    #[arg(long)]
+    pub(crate) payload: bool,
+}
+
+/// Messages to repair.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RepairArgs {
+    #[arg(required = true)]
+    pub(crate) ids: Vec<i64>,
+    #[command(flatten)]
+    pub(crate) change: ChangeArgs,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum InboxVerb {
     /// Open messages, oldest first
@@ -133,12 +151,7 @@ pub(crate) enum InboxVerb {
         page: PageArgs,
     },
     /// One message, open or closed
-    Show {
-        id: i64,
-        /// Show the payload too, up to 64 kB
-        #[arg(long)]
-        payload: bool,
-    },
+    Show(ShowArgs),
     /// Has a consumer seen this message?
     Seen {
         #[arg(long)]
@@ -150,26 +163,11 @@ pub(crate) enum InboxVerb {
         message_id: String,
     },
     /// Try a DEAD message again now, with fresh attempts
-    Retry {
-        #[arg(required = true)]
-        ids: Vec<i64>,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    Retry(RepairArgs),
     /// Give a message up; what waits behind it goes on
-    Discard {
-        #[arg(required = true)]
-        ids: Vec<i64>,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    Discard(RepairArgs),
     /// Decode a SERDE_ERROR again, by the rules of the configuration
-    Redecode {
-        #[arg(required = true)]
-        ids: Vec<i64>,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    Redecode(RepairArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -188,26 +186,11 @@ pub(crate) enum OutboxVerb {
         page: PageArgs,
     },
     /// One message in any state
-    Show {
-        id: i64,
-        /// Show the payload too, up to 64 kB
-        #[arg(long)]
-        payload: bool,
-    },
+    Show(ShowArgs),
     /// Send a DEAD message again now, with fresh attempts
-    Retry {
-        #[arg(required = true)]
-        ids: Vec<i64>,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    Retry(RepairArgs),
     /// Give a message up: it is never sent, what waits behind it follows
-    Discard {
-        #[arg(required = true)]
-        ids: Vec<i64>,
-        #[command(flatten)]
-        change: ChangeArgs,
-    },
+    Discard(RepairArgs),
 }
 
 #[derive(Debug, Subcommand)]

@@ -11,6 +11,7 @@ use dipmo::consumer::Consumer;
 use dipmo::node::{Loops, Node, NodeOptions, Roles};
 use dipmo::shutdown::{Shutdown, ShutdownTrigger};
 use dipmo::store::postgres::{Db, schema};
+use dipmo::trace::TraceContext;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
@@ -19,6 +20,7 @@ use crate::config::{Config, Problem};
 use crate::exit::{Exit, Quit};
 use crate::handler::SqlHandler;
 use crate::health::Health;
+use crate::tracing_export::Tracing;
 use crate::{http, telemetry};
 
 /// How often a database that is away is tried at the start.
@@ -26,14 +28,18 @@ const DATABASE_RETRY: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(config: &Config, roles: &[Role]) -> Result<Exit, Quit> {
     let tracing = telemetry::start_logs(config).map_err(failed)?;
-    let ended = run_until_stopped(config, roles).await;
+    let ended = run_until_stopped(config, roles, tracing.as_ref().map(Tracing::context)).await;
     if let Some(tracing) = tracing {
         tracing.stop().await;
     }
     ended
 }
 
-async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit> {
+async fn run_until_stopped(
+    config: &Config,
+    roles: &[Role],
+    trace: Option<Arc<dyn TraceContext>>,
+) -> Result<Exit, Quit> {
     let metrics = telemetry::start_metrics().map_err(failed)?;
     let node = config.node.name();
     let db = Db::open(config.database.options(&format!("dipmo {node}")).map_err(misconfigured)?)?;
@@ -54,7 +60,8 @@ async fn run_until_stopped(config: &Config, roles: &[Role]) -> Result<Exit, Quit
         () = signals.next() => return Ok(Exit::Ok),
     }
     let has = |role: Role| roles.is_empty() || roles.contains(&role);
-    let mut loops = start(config, &db, &node, has, &shutdown).await?;
+    let options = options(config, &node, has, trace)?;
+    let mut loops = start(config, &db, options, &shutdown).await?;
     health.started();
     info!(node, loops = loops.names().join(", "), "running");
     let ended = tokio::select! {
@@ -95,15 +102,14 @@ async fn all_end(loops: &mut Loops) {
     while loops.next_end().await.is_some() {}
 }
 
-/// What the configuration and the command line ask for, running.
-async fn start(
+/// What the configuration and the command line ask for.
+fn options(
     config: &Config,
-    db: &Db,
     node: &str,
     has: impl Fn(Role) -> bool,
-    shutdown: &Shutdown,
-) -> Result<Loops, Quit> {
-    let options = NodeOptions {
+    trace: Option<Arc<dyn TraceContext>>,
+) -> Result<NodeOptions, Quit> {
+    Ok(NodeOptions {
         roles: Roles {
             ingress: has(Role::Ingress),
             worker: has(Role::Worker),
@@ -113,8 +119,12 @@ async fn start(
         kafka: config.kafka.as_ref().map(|kafka| kafka.options()).transpose().map_err(misconfigured)?,
         relay: config.relay.options(node),
         upkeep: config.upkeep(),
+        trace,
         ..NodeOptions::new(node)
-    };
+    })
+}
+
+async fn start(config: &Config, db: &Db, options: NodeOptions, shutdown: &Shutdown) -> Result<Loops, Quit> {
     let mut running = Node::new(db.clone(), options);
     for consumer in consumers(config, db).await? {
         running = running.consumer(consumer);

@@ -18,9 +18,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use time::format_description::well_known::Rfc3339;
-use tracing::{Instrument as _, info_span};
-
-use crate::tracing_export;
 
 const RETRY_LATER: &str = "DP001";
 const PERMANENT: &str = "DP002";
@@ -100,15 +97,8 @@ impl SqlHandler {
 #[async_trait]
 impl EnlistedHandler for SqlHandler {
     async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure> {
-        let span =
-            info_span!("dipmo.handle", otel.kind = "consumer", message = message.message_id, topic = message.topic);
-        tracing_export::adopt(&span, message.traceparent.as_deref());
-        let argument = argument(message, tracing_export::traceparent(&span));
-        let call = async {
-            let statement = enlisted.tx().prepare_cached(&self.call).await.map_err(judge)?;
-            enlisted.tx().query(&statement, &[&argument]).await.map(drop).map_err(judge)
-        };
-        call.instrument(span).await
+        let statement = enlisted.tx().prepare_cached(&self.call).await.map_err(judge)?;
+        enlisted.tx().query(&statement, &[&argument(message)]).await.map(drop).map_err(judge)
     }
 }
 
@@ -155,9 +145,7 @@ struct Argument<'a> {
     attempt: u32,
 }
 
-/// `traceparent` is that of the span around the call, where spans are exported: what the function sends
-/// with it is then seen as caused by the function.
-fn argument(m: &Message, traceparent: Option<String>) -> String {
+fn argument(m: &Message) -> String {
     // The payload goes in as it came, so that no digit of a number is lost.
     let payload = m.payload.as_deref().and_then(|bytes| serde_json::from_slice::<&RawValue>(bytes).ok());
     let payload_base64 = match (&m.payload, payload) {
@@ -178,7 +166,7 @@ fn argument(m: &Message, traceparent: Option<String>) -> String {
         aggregate_version: m.aggregate_version,
         correlation_id: m.correlation_id.as_deref(),
         causation_id: m.causation_id.as_deref(),
-        traceparent: traceparent.as_deref().or(m.traceparent.as_deref()),
+        traceparent: m.traceparent.as_deref(),
         headers: m.headers.as_ref(),
         payload,
         payload_base64,
@@ -219,7 +207,7 @@ mod tests {
 
     #[test]
     fn the_function_gets_the_envelope_and_the_payload_digit_for_digit() {
-        let text = argument(&message(br#"{"amount": 12345678901234567890.123456789}"#), None);
+        let text = argument(&message(br#"{"amount": 12345678901234567890.123456789}"#));
         assert!(text.contains(r#""payload":{"amount": 12345678901234567890.123456789}"#), "{text}");
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
@@ -232,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_payload_that_is_not_json_comes_as_base64() {
-        let value: Value = serde_json::from_str(&argument(&message(b"\xff\x00"), None)).unwrap();
+        let value: Value = serde_json::from_str(&argument(&message(b"\xff\x00"))).unwrap();
         assert_eq!(value["payloadBase64"], "/wA=");
         assert!(value.get("payload").is_none());
     }

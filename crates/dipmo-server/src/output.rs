@@ -14,11 +14,33 @@ use crate::exit::{Exit, Quit};
 /// A longer cell is cut in a table; JSON has it whole.
 const CELL_CHARS_MAX: usize = 60;
 
-/// A row of a list.
+/// A row of a list: what it has in JSON is what a table shows, column by column.
 pub(crate) trait Row: Serialize {
+    /// `field`, or `heading:field` where they differ; a field that ends in `_seconds` is an age.
     const COLUMNS: &'static [&'static str];
-    fn cells(&self) -> Vec<String>;
-    fn name(&self) -> String;
+
+    fn cells(&self) -> Vec<String> {
+        let row = to_value(self);
+        Self::COLUMNS.iter().map(|column| column_parts(column).1).map(|field| cell(field, &row[field])).collect()
+    }
+
+    fn name(&self) -> String {
+        cell("id", &to_value(self)["id"])
+    }
+}
+
+/// Heading and field.
+fn column_parts(column: &str) -> (&str, &str) {
+    column.split_once(':').unwrap_or((column, column))
+}
+
+fn cell(field: &str, value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        number if field.ends_with("_seconds") => age(number.as_f64()),
+        other => other.to_string(),
+    }
 }
 
 /// A page of a list. In a table, where it goes on is said on stderr.
@@ -28,7 +50,8 @@ pub(crate) fn list<T: Row>(format: Format, listing: &Listing<T>) -> Result<(), Q
         Format::Jsonl => lines(listing.items.iter().map(compact)),
         Format::Name => lines(listing.items.iter().map(Row::name)),
         Format::Table => {
-            print(&table(T::COLUMNS, &listing.items.iter().map(Row::cells).collect::<Vec<_>>()))?;
+            let headings: Vec<&str> = T::COLUMNS.iter().map(|column| column_parts(column).0).collect();
+            print(&table(&headings, &listing.items.iter().map(Row::cells).collect::<Vec<_>>()))?;
             if let Some(next) = &listing.next {
                 eprintln!("more: --after {next}");
             }
@@ -116,7 +139,7 @@ pub(crate) fn print(text: &str) -> Result<(), Quit> {
     }
 }
 
-fn to_value<T: Serialize>(thing: &T) -> Value {
+fn to_value<T: Serialize + ?Sized>(thing: &T) -> Value {
     serde_json::to_value(thing).expect("our answers are plain data")
 }
 

@@ -3,11 +3,13 @@
 //! Plain HTTP only: TLS towards a distant backend is the work of a collector beside the daemon.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
 use bytes::Bytes;
+use dipmo::trace::TraceContext;
 use opentelemetry::KeyValue;
 use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::TracerProvider as _;
@@ -59,6 +61,11 @@ impl Tracing {
         tracing_opentelemetry::layer().with_tracer(self.provider.tracer("dipmo")).with_filter(ours).boxed()
     }
 
+    /// Ties the spans of a node to those of other systems.
+    pub(crate) fn context(&self) -> Arc<dyn TraceContext> {
+        Arc::new(W3c)
+    }
+
     /// Sends what is left; a collector that is away costs a moment, not the shutdown.
     pub(crate) async fn stop(self) {
         let stopped = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(EXPORT_TIMEOUT)).await;
@@ -83,20 +90,22 @@ impl HttpClient for OnRuntime {
     }
 }
 
-/// Makes the span a child of the one that another system told about.
-pub(crate) fn adopt(span: &Span, traceparent: Option<&str>) {
-    if let Some(traceparent) = traceparent {
-        let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
-        // Fails only where no spans are exported, and then there is nothing to tie together.
-        let _ = span.set_parent(TraceContextPropagator::new().extract(&carrier));
-    }
-}
+/// W3C trace contexts for the library's spans.
+#[derive(Debug)]
+struct W3c;
 
-/// What to tell the next system, where spans are exported.
-pub(crate) fn traceparent(span: &Span) -> Option<String> {
-    let mut carrier = HashMap::new();
-    TraceContextPropagator::new().inject_context(&span.context(), &mut carrier);
-    carrier.remove(TRACEPARENT)
+impl TraceContext for W3c {
+    fn adopt(&self, span: &Span, traceparent: Option<&str>) -> Option<String> {
+        let propagator = TraceContextPropagator::new();
+        if let Some(traceparent) = traceparent {
+            let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
+            // Fails only where no spans are exported, and then there is nothing to tie together.
+            let _ = span.set_parent(propagator.extract(&carrier));
+        }
+        let mut carrier = HashMap::new();
+        propagator.inject_context(&span.context(), &mut carrier);
+        carrier.remove(TRACEPARENT)
+    }
 }
 
 #[cfg(test)]
@@ -106,7 +115,7 @@ mod tests {
     #[test]
     fn without_an_export_the_traceparent_is_left_alone() {
         let span = tracing::info_span!("dipmo.test");
-        adopt(&span, Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
-        assert_eq!(traceparent(&span), None);
+        let incoming = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert_eq!(W3c.adopt(&span, Some(incoming)), None);
     }
 }

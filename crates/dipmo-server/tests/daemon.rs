@@ -3,35 +3,10 @@
 
 mod world;
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::net::TcpListener;
 
 use world::World;
 use world::daemon::{Daemon, free_address, until};
-
-/// Takes requests in place of a collector, answers each with 200, and gives back their bytes.
-fn collector() -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let (sender, requests) = mpsc::channel();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, mut bytes, mut part) = (stream.unwrap(), Vec::new(), [0; 4096]);
-            stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-            while let Ok(n) = stream.read(&mut part).map(|n| (n > 0).then_some(n)) {
-                let Some(n) = n else { break };
-                bytes.extend_from_slice(&part[..n]);
-            }
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-            if sender.send(bytes).is_err() {
-                return;
-            }
-        }
-    });
-    (address, requests)
-}
 
 /// A consumer of INTERNAL that is handled by the function `on_order` of the test's schema.
 fn consumer(world: &World) -> String {
@@ -247,33 +222,4 @@ async fn only_the_roles_asked_for_run() {
     let running = ended.err.lines().find(|line| line.contains("\"running\"")).unwrap_or_else(|| panic!("{ended:?}"));
     let line: serde_json::Value = serde_json::from_str(running).unwrap();
     assert_eq!(line["loops"], "upkeep");
-}
-
-#[tokio::test]
-async fn spans_are_exported_and_the_trace_goes_on_in_what_the_function_is_given() {
-    let world = World::new().await;
-    world.run_sql("create table trace (traceparent text)").await;
-    function(&world, "insert into trace values (message->>'traceparent');").await;
-    let (address, requests) = collector();
-    let otlp =
-        format!("{}[otlp]\nendpoint = \"http://{address}\"\nservice_name = \"billing-daemon\"\n", consumer(&world));
-    let daemon = Daemon::start(&world, &otlp, &[]);
-    daemon.ready().await;
-    let trace = "0af7651916cd43dd8448eb211c80319c";
-    world
-        .run_sql(&format!(
-            "select outbox_append('INTERNAL', 'Order', 'o', 'OrderPlaced', '{{}}',
-                            traceparent => '00-{trace}-b7ad6b7169203331-01')"
-        ))
-        .await;
-    until("it is handled", async || world.number("select count(*) from trace").await == 1).await;
-    daemon.signal("-TERM");
-    assert_eq!(daemon.ended().code, 0);
-    let given = world.text("select traceparent from trace").await;
-    assert!(given.contains(trace) && !given.contains("b7ad6b7169203331"), "the same trace, a span of its own: {given}");
-    let sent: Vec<u8> = requests.try_iter().flatten().collect();
-    let text = String::from_utf8_lossy(&sent);
-    for word in ["POST /v1/traces", "dipmo.handle", "billing-daemon"] {
-        assert!(text.contains(word), "{word} was not sent");
-    }
 }

@@ -37,6 +37,9 @@ impl<'a> Enlisted<'a> {
 }
 
 /// Handles messages inside the transaction that records them as handled.
+///
+/// Where spans are exported, the `traceparent` of the messages given is that of the span around their
+/// handling, so that whatever is sent because of them continues the trace.
 #[async_trait]
 pub trait EnlistedHandler: Send + Sync + 'static {
     async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure>;

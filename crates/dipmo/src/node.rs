@@ -16,6 +16,7 @@ use crate::relay::{Relay, RelayOptions};
 use crate::runner::Worker;
 use crate::shutdown::Shutdown;
 use crate::store::postgres::{Db, schema};
+use crate::trace::TraceContext;
 use crate::transport::kafka::{KafkaOptions, KafkaPublisher};
 use crate::upkeep::{Upkeep, UpkeepOptions};
 use crate::wake::Wake;
@@ -46,6 +47,8 @@ pub struct NodeOptions {
     /// `node`, `kafka` and `inbox_wake` are set by the node.
     pub relay: RelayOptions,
     pub upkeep: UpkeepOptions,
+    /// Where spans are exported; without it none are opened.
+    pub trace: Option<Arc<dyn TraceContext>>,
 }
 
 impl NodeOptions {
@@ -57,6 +60,7 @@ impl NodeOptions {
             name,
             roles: Roles::default(),
             kafka: None,
+            trace: None,
         }
     }
 
@@ -120,6 +124,7 @@ impl Node {
         let (roles, name) = (self.options.roles, &self.options.name);
         if roles.worker {
             let worker = Worker::new(self.db.clone(), consumer.clone(), name.clone(), wake).await?;
+            let worker = worker.traced(self.options.trace.clone());
             loops.spawn(format!("worker {}", consumer.name), |shutdown| worker.run(shutdown));
         }
         let reads_kafka = consumer.sources.iter().any(|source| matches!(source, Source::Kafka { .. }));
@@ -131,6 +136,7 @@ impl Node {
         };
         let (db, wake) = (self.db.clone(), wake.clone());
         let ingress = KafkaIngress::new(db, consumer.clone(), kafka, name.clone(), wake).await?;
+        let ingress = ingress.traced(self.options.trace.clone());
         loops.spawn(format!("ingress {}", consumer.name), |shutdown| ingress.run(shutdown));
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! `doctor` finds each fault that can be made in a schema, and says what to do.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod operator_world;
+#[path = "support/operator.rs"]
+mod support;
 
 use std::time::Duration;
 
 use dipmo::operator::doctor::{Check, Diagnosis, DoctorOptions, Verdict, doctor};
 use dipmo::upkeep::{Retention, UpkeepOptions};
-use operator_world::World;
+use support::World;
 
 async fn diagnose(world: &World) -> Diagnosis {
     diagnose_with(world, DoctorOptions::default()).await
@@ -27,14 +28,14 @@ fn check<'a>(diagnosis: &'a Diagnosis, name: &str) -> &'a Check {
 
 #[tokio::test]
 async fn a_fresh_schema_is_well() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let diagnosis = diagnose(&world).await;
     assert!(!diagnosis.degraded, "{diagnosis:?}");
 }
 
 #[tokio::test]
 async fn a_schema_that_is_not_known_is_a_fault_and_not_an_error() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world.run("insert into schema_migration (version, name, checksum) values (999, 'future', 'x')").await;
     let diagnosis = diagnose(&world).await;
     assert_eq!(faults(&diagnosis), ["schema"]);
@@ -43,7 +44,7 @@ async fn a_schema_that_is_not_known_is_a_fault_and_not_an_error() {
 
 #[tokio::test]
 async fn partitions_that_end_today_and_sequences_of_yesterday_are_found() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     for day in 1..=3 {
         let name = world
             .text(&format!("select 'journal_' || to_char((now() at time zone 'utc')::date + {day}, 'YYYYMMDD')"))
@@ -59,7 +60,7 @@ async fn partitions_that_end_today_and_sequences_of_yesterday_are_found() {
 
 #[tokio::test]
 async fn work_in_a_bucket_that_nobody_holds_is_found() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     assert!(!diagnose(&world).await.degraded, "a consumer without work needs no worker");
     world.message("k", "RECEIVED").await;
     assert_eq!(faults(&diagnose(&world).await), ["leases"], "no worker has ever run");
@@ -77,7 +78,7 @@ async fn work_in_a_bucket_that_nobody_holds_is_found() {
 
 #[tokio::test]
 async fn a_silent_relay_and_old_pending_messages_are_found() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world.run("insert into node (name, role, seen_at) values ('n1', 'relay', now() - interval '5 minutes')").await;
     assert!(!diagnose(&world).await.degraded, "silence with nothing to send is a note");
     world.outbox("KAFKA:orders", "k", None).await;
@@ -89,8 +90,8 @@ async fn a_silent_relay_and_old_pending_messages_are_found() {
 
 #[tokio::test]
 async fn a_session_that_holds_the_outbox_is_named() {
-    let world = World::new().await;
-    let held = world.other_session().await;
+    let world = World::with_billing().await;
+    let held = world.another_session("other").await;
     held.batch_execute(
         "set application_name = 'forgetful'; begin; select outbox_append('INTERNAL', 'a', 'k', 'E', '{}')",
     )
@@ -106,9 +107,9 @@ async fn a_session_that_holds_the_outbox_is_named() {
 
 #[tokio::test]
 async fn a_forgotten_prepared_transaction_is_named() {
-    let world = World::new().await;
-    let gid = world.schema().to_owned();
-    let session = world.other_session().await;
+    let world = World::with_billing().await;
+    let gid = world.db.schema().to_owned();
+    let session = world.another_session("other").await;
     let prepared = session
         .batch_execute(&format!("begin; insert into consumer (name) values ('p'); prepare transaction '{gid}'"))
         .await;
@@ -125,7 +126,7 @@ async fn a_forgotten_prepared_transaction_is_named() {
 
 #[tokio::test]
 async fn tables_that_a_crash_would_empty_and_disabled_triggers_are_found() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world.run("alter table timer set unlogged; alter table audit disable trigger audit_is_append_only").await;
     let diagnosis = diagnose(&world).await;
     assert_eq!(faults(&diagnosis), ["unlogged", "triggers"]);
@@ -135,7 +136,7 @@ async fn tables_that_a_crash_would_empty_and_disabled_triggers_are_found() {
 
 #[tokio::test]
 async fn a_dedupe_window_that_is_too_short_and_a_silent_upkeep_are_found() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world.run("insert into node (name, role, seen_at) values ('n1', 'upkeep', now() - interval '2 hours')").await;
     let retention = Retention { dedupe: Duration::from_secs(3_600), ..Retention::default() };
     let upkeep = Some(UpkeepOptions { retention, ..UpkeepOptions::default() });

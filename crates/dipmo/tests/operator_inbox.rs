@@ -1,14 +1,15 @@
 //! Operators and the inbox: lists, retries, discards, keys, decoding again; each change audited.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod operator_world;
+#[path = "support/operator.rs"]
+mod support;
 
 use bytes::Bytes;
 use dipmo::operator::inbox::{self, InboxFilter, StoredRecord};
 use dipmo::operator::{Page, audit, keys};
 use dipmo::process::Failure;
 use dipmo::{ErrorKind, Message};
-use operator_world::{World, ann};
+use support::{World, ann};
 
 fn decoded(stored: &StoredRecord) -> Message {
     Message {
@@ -37,7 +38,7 @@ fn decoded(stored: &StoredRecord) -> Message {
 
 #[tokio::test]
 async fn a_list_is_paged_by_id_and_narrowed_by_consumer_state_and_key() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let mut ids = Vec::new();
     for n in 0..5 {
         ids.push(world.message(&format!("k{n}"), "DEAD").await);
@@ -60,7 +61,7 @@ async fn a_list_is_paged_by_id_and_narrowed_by_consumer_state_and_key() {
 
 #[tokio::test]
 async fn the_payload_is_shown_only_when_it_is_asked_for() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let id = world.message_with("k", "SERDE_ERROR", b"\xff\x00oops").await;
     let veiled = inbox::show(&world.db, id, false).await.unwrap();
     assert_eq!((veiled.payload, veiled.payload_bytes), (None, Some(6)));
@@ -71,7 +72,7 @@ async fn the_payload_is_shown_only_when_it_is_asked_for() {
 
 #[tokio::test]
 async fn a_retried_head_is_due_at_once_with_fresh_attempts_and_its_key_stays_parked() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ids = world.parked_key("k", 2).await;
     inbox::retry(&world.db, ids[0], &ann()).await.unwrap();
     let work = "select state, attempts, next_attempt_at <= now() from inbox_work";
@@ -88,7 +89,7 @@ async fn a_retried_head_is_due_at_once_with_fresh_attempts_and_its_key_stays_par
 
 #[tokio::test]
 async fn a_discarded_head_is_ignored_with_the_reason_and_its_key_drains() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ids = world.parked_key("k", 2).await;
     inbox::discard(&world.db, ids[0], &ann()).await.unwrap();
     let done = world.text("select id, state, reason from inbox_done").await;
@@ -102,7 +103,7 @@ async fn a_discarded_head_is_ignored_with_the_reason_and_its_key_drains() {
 
 #[tokio::test]
 async fn a_refusal_says_what_to_do_instead() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ids = world.parked_key("k", 1).await;
     let parked = inbox::retry(&world.db, ids[1], &ann()).await.unwrap_err();
     assert!(parked.to_string().contains(&format!("waits behind {}", ids[0])), "{parked}");
@@ -118,7 +119,7 @@ async fn a_refusal_says_what_to_do_instead() {
 
 #[tokio::test]
 async fn a_message_that_is_decoded_again_becomes_a_new_one_and_the_old_one_says_so() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let id = world.message_with("k", "SERDE_ERROR", b"{oops").await;
     let still = inbox::redecode(&world.db, id, &ann(), |_| Err(Failure::undecodable("NOT_JSON", "line 1"))).await;
     assert_eq!(still.unwrap_err().kind(), ErrorKind::Poison);
@@ -139,7 +140,7 @@ async fn a_message_that_is_decoded_again_becomes_a_new_one_and_the_old_one_says_
 
 #[tokio::test]
 async fn a_message_decoded_again_as_one_received_before_has_no_second_effect() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world.run("insert into inbox_dedupe (key) values (dedupe_key('billing', 'orders', 'known'))").await;
     let id = world.message("k", "SERDE_ERROR").await;
     let same = |s: &StoredRecord| Ok(Message { message_id: "known".into(), ..decoded(s) });
@@ -151,7 +152,7 @@ async fn a_message_decoded_again_as_one_received_before_has_no_second_effect() {
 
 #[tokio::test]
 async fn a_message_is_not_a_duplicate_of_itself_when_it_is_decoded_again() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let id = world.message("k", "SERDE_ERROR").await;
     world.run("insert into inbox_dedupe (key) select dedupe_key('billing', source, message_id) from inbox").await;
     inbox::redecode(&world.db, id, &ann(), |s| Ok(decoded(s))).await.unwrap();
@@ -160,7 +161,7 @@ async fn a_message_is_not_a_duplicate_of_itself_when_it_is_decoded_again() {
 
 #[tokio::test]
 async fn a_released_key_drains_and_its_head_stays() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ids = world.parked_key("k", 3).await;
     let listed = keys::list(&world.db, Some("billing"), &Page::default()).await.unwrap().items;
     assert_eq!((listed[0].head_id, listed[0].waiting.n, listed[0].head_state.as_deref()), (ids[0], 3, Some("DEAD")));
@@ -175,7 +176,7 @@ async fn a_released_key_drains_and_its_head_stays() {
 
 #[tokio::test]
 async fn a_key_whose_head_is_being_retried_is_not_released() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ids = world.parked_key("k", 1).await;
     inbox::retry(&world.db, ids[0], &ann()).await.unwrap();
     let refused = keys::release(&world.db, "billing", "k", false, &ann()).await.unwrap_err();
@@ -184,7 +185,7 @@ async fn a_key_whose_head_is_being_retried_is_not_released() {
 
 #[tokio::test]
 async fn a_gap_is_skipped_only_when_that_is_said() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ids = world.parked_key("k", 1).await;
     world.run(&format!("update inbox_work set state = 'PARKED', aggregate_version = id - {} + 6", ids[0])).await;
     world.run("update parked_key set awaits_version = 3").await;
@@ -198,7 +199,7 @@ async fn a_gap_is_skipped_only_when_that_is_said() {
 
 #[tokio::test]
 async fn of_two_operators_with_the_same_head_one_is_refused() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ids = world.parked_key("k", 1).await;
     let (ann, bob) = (ann(), dipmo::operator::Change::new("bob", "me too").unwrap());
     let (a, b) = tokio::join!(inbox::discard(&world.db, ids[0], &ann), inbox::discard(&world.db, ids[0], &bob));

@@ -1,13 +1,14 @@
 //! Operators and the outbox, processes, status: what is shown and what a change does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod operator_world;
+#[path = "support/operator.rs"]
+mod support;
 
 use dipmo::ErrorKind;
 use dipmo::operator::outbox::{self, OutboxFilter};
 use dipmo::operator::processes::{self, ProcessFilter};
 use dipmo::operator::{Page, status};
-use operator_world::{World, ann};
+use support::{World, ann};
 
 fn state(state: &str) -> OutboxFilter {
     OutboxFilter { state: Some(state.into()), ..OutboxFilter::default() }
@@ -15,7 +16,7 @@ fn state(state: &str) -> OutboxFilter {
 
 #[tokio::test]
 async fn exceptions_are_listed_apart_from_what_is_merely_pending() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let dead = world.outbox("KAFKA:orders", "k", Some("DEAD")).await;
     let parked = world.outbox("KAFKA:orders", "k", Some("PARKED")).await;
     world.outbox("KAFKA:orders", "x", Some("DISCARDED")).await;
@@ -30,7 +31,7 @@ async fn exceptions_are_listed_apart_from_what_is_merely_pending() {
 
 #[tokio::test]
 async fn what_a_gap_held_back_is_pending() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let id = world.outbox("INTERNAL", "k", None).await;
     world.relays_caught_up().await;
     let gap = "update relay_shard s set gaps = int8multirange(int8range(o.id, o.id + 1)) from outbox o where o.shard = s.shard";
@@ -43,7 +44,7 @@ async fn what_a_gap_held_back_is_pending() {
 
 #[tokio::test]
 async fn a_dead_message_is_sent_again_with_fresh_attempts() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let id = world.outbox("KAFKA:orders", "k", Some("DEAD")).await;
     outbox::retry(&world.db, id, &ann()).await.unwrap();
     let row = "select state, attempts, next_attempt_at <= now() from outbox_exception";
@@ -53,7 +54,7 @@ async fn a_dead_message_is_sent_again_with_fresh_attempts() {
 
 #[tokio::test]
 async fn a_discarded_message_is_settled_and_cannot_be_sent_any_more() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let id = world.outbox("KAFKA:orders", "k", Some("RETRY")).await;
     outbox::discard(&world.db, id, &ann()).await.unwrap();
     assert_eq!(world.text("select state, next_attempt_at from outbox_exception").await, "(DISCARDED,)");
@@ -64,7 +65,7 @@ async fn a_discarded_message_is_settled_and_cannot_be_sent_any_more() {
 
 #[tokio::test]
 async fn a_refusal_names_the_message_that_is_in_the_way() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let head = world.outbox("KAFKA:orders", "k", Some("DEAD")).await;
     let parked = world.outbox("KAFKA:orders", "k", Some("PARKED")).await;
     let pending = world.outbox("KAFKA:orders", "free", None).await;
@@ -80,7 +81,7 @@ async fn a_refusal_names_the_message_that_is_in_the_way() {
 
 #[tokio::test]
 async fn the_status_counts_what_is_open_by_state_and_how_long_it_waits() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world.parked_key("k", 2).await;
     let old = world.message("o", "RECEIVED").await;
     world.run(&format!("update inbox set received_at = now() - interval '90 seconds' where id = {old}")).await;
@@ -109,7 +110,7 @@ async fn the_status_counts_what_is_open_by_state_and_how_long_it_waits() {
 
 #[tokio::test]
 async fn counts_stop_at_ten_thousand() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world
         .run(
             "insert into inbox_work (id, consumer_id, bucket, key, state)
@@ -122,7 +123,7 @@ async fn counts_stop_at_ten_thousand() {
 
 #[tokio::test]
 async fn a_process_is_shown_with_its_timers_and_its_journal_in_order() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world
         .run(
             "insert into process (id, type, business_key, state, status, version, data)

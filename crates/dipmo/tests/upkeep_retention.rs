@@ -1,12 +1,13 @@
 //! Upkeep: partitions are made ahead and dropped past their age, but never with anything unresolved.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod operator_world;
+#[path = "support/operator.rs"]
+mod support;
 
 use std::time::Duration;
 
 use dipmo::upkeep::{Report, Retention, Upkeep, UpkeepOptions};
-use operator_world::World;
+use support::World;
 
 const DAY: Duration = Duration::from_secs(86_400);
 /// The age in days of the partition that the tests put rows into.
@@ -19,7 +20,7 @@ fn upkeep(world: &World) -> Upkeep {
 
 /// A schema with partitions that are [`OLD`] days old.
 async fn aged_world() -> World {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world.run(&format!("select cut_partitions((now() at time zone 'utc')::date - {OLD}, 0)")).await;
     world
 }
@@ -39,7 +40,7 @@ fn kept(report: &Report) -> Vec<(&str, &str)> {
 
 #[tokio::test]
 async fn partitions_are_made_ahead_and_a_second_time_nothing_is_left_to_make() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let ahead = UpkeepOptions { partitions_ahead: 5, ..UpkeepOptions::default() };
     let upkeep = Upkeep::new(world.db.clone(), ahead).unwrap();
     assert_eq!(upkeep.run_once().await.unwrap().partitions_made, 8, "two more days for four tables");
@@ -160,7 +161,7 @@ async fn a_partition_that_was_cut_late_is_as_old_as_its_newest_row() {
 #[tokio::test]
 async fn an_inserter_left_open_delays_the_drop_and_blocks_nobody() {
     let world = aged_world().await;
-    let idle = world.other_session().await;
+    let idle = world.another_session("other").await;
     idle.batch_execute("begin; select outbox_append('INTERNAL', 'a', 'k', 'E', '{}')").await.unwrap();
     let upkeep = upkeep(&world);
     let dropping = upkeep.chores();
@@ -214,7 +215,7 @@ async fn a_partition_left_detached_by_a_crash_is_dropped_or_given_back() {
 
 #[tokio::test]
 async fn old_memory_is_forgotten_and_young_memory_is_kept() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     world
         .run(
             "
@@ -237,7 +238,7 @@ async fn old_memory_is_forgotten_and_young_memory_is_kept() {
 
 #[tokio::test]
 async fn a_dedupe_window_that_is_too_short_is_refused_before_anything_runs() {
-    let world = World::new().await;
+    let world = World::with_billing().await;
     let retention = Retention { dedupe: 3 * DAY, ..Retention::default() };
     let refused = Upkeep::new(world.db.clone(), UpkeepOptions { retention, ..UpkeepOptions::default() });
     let why = refused.unwrap_err().to_string();

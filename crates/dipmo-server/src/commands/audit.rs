@@ -15,14 +15,4 @@ pub(super) async fn run(context: &Context, verb: AuditVerb) -> Result<Exit, Quit
 
 impl Row for AuditRow {
     const COLUMNS: &'static [&'static str] = &["id", "at", "actor", "action", "target", "reason"];
-
-    fn cells(&self) -> Vec<String> {
-        let at = self.at.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
-        let (actor, action) = (self.actor.clone(), self.action.clone());
-        vec![self.id.to_string(), at, actor, action, self.target.clone(), self.reason.clone()]
-    }
-
-    fn name(&self) -> String {
-        self.id.to_string()
-    }
 }

@@ -12,10 +12,10 @@ use dipmo::transport::Record;
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 
-use super::{Context, change, changed, confirm, page, show_list, these};
-use crate::cli::InboxVerb;
+use super::{Context, change_each, confirm_discard, page, show_list, show_one};
+use crate::cli::{InboxVerb, ShowArgs};
 use crate::exit::{Exit, Quit};
-use crate::output::{self, Row, age, or_dash};
+use crate::output::{self, Row};
 
 pub(super) async fn run(context: &Context, verb: InboxVerb) -> Result<Exit, Quit> {
     let db = context.db()?;
@@ -24,11 +24,7 @@ pub(super) async fn run(context: &Context, verb: InboxVerb) -> Result<Exit, Quit
             let filter = InboxFilter { consumer, state, key };
             show_list(context, &inbox::list(&db, &filter, &page(&part)?).await?)
         }
-        InboxVerb::Show { id, payload } => {
-            let detail = inbox::show(&db, id, payload).await?;
-            output::one(context.format, &detail, &id.to_string())?;
-            Ok(Exit::Ok)
-        }
+        InboxVerb::Show(ShowArgs { id, payload }) => show_one(context, id, &inbox::show(&db, id, payload).await?),
         InboxVerb::Seen { consumer, source, message_id } => {
             let seen = inbox::seen(&db, &consumer, &source, &message_id).await?;
             let Some(at) = seen.and_then(|at| at.format(&Rfc3339).ok()) else {
@@ -38,27 +34,14 @@ pub(super) async fn run(context: &Context, verb: InboxVerb) -> Result<Exit, Quit
             output::one(context.format, &json!({ "message_id": message_id, "seen_at": at }), &message_id)?;
             Ok(Exit::Ok)
         }
-        InboxVerb::Retry { ids, change: args } => {
-            let by = change(&args)?;
-            for id in ids {
-                changed(context.format, &inbox::retry(&db, id, &by).await?)?;
-            }
-            Ok(Exit::Ok)
+        InboxVerb::Retry(these) => change_each(context, &these, async |id, by| inbox::retry(&db, id, by).await).await,
+        InboxVerb::Discard(these) => {
+            confirm_discard("inbox", &these)?;
+            change_each(context, &these, async |id, by| inbox::discard(&db, id, by).await).await
         }
-        InboxVerb::Discard { ids, change: args } => {
-            let by = change(&args)?;
-            confirm(&args, &format!("discard {}", these("inbox message", &ids)))?;
-            for id in ids {
-                changed(context.format, &inbox::discard(&db, id, &by).await?)?;
-            }
-            Ok(Exit::Ok)
-        }
-        InboxVerb::Redecode { ids, change: args } => {
-            let by = change(&args)?;
-            for id in ids {
-                changed(context.format, &inbox::redecode(&db, id, &by, |stored| redecode(context, stored)).await?)?;
-            }
-            Ok(Exit::Ok)
+        InboxVerb::Redecode(these) => {
+            let decode = |stored: &StoredRecord| redecode(context, stored);
+            change_each(context, &these, async |id, by| inbox::redecode(&db, id, by, decode).await).await
         }
     }
 }
@@ -111,26 +94,17 @@ fn header(name: &str, value: &Value) -> Vec<(String, Option<Bytes>)> {
 }
 
 impl Row for InboxRow {
-    const COLUMNS: &'static [&'static str] =
-        &["id", "consumer", "state", "key", "type", "attempts", "age", "code", "error"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.id.to_string(),
-            self.consumer.clone(),
-            self.state.clone(),
-            self.key.clone(),
-            or_dash(self.event_type.as_deref()),
-            self.attempts.to_string(),
-            age(self.age_seconds),
-            or_dash(self.error_code.as_deref()),
-            or_dash(self.error_message.as_deref()),
-        ]
-    }
-
-    fn name(&self) -> String {
-        self.id.to_string()
-    }
+    const COLUMNS: &'static [&'static str] = &[
+        "id",
+        "consumer",
+        "state",
+        "key",
+        "type:event_type",
+        "attempts",
+        "age:age_seconds",
+        "code:error_code",
+        "error:error_message",
+    ];
 }
 
 #[cfg(test)]

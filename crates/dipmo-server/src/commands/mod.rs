@@ -10,14 +10,16 @@ mod process;
 mod schema;
 mod status;
 
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use dipmo::operator::{Change, Changed, Page};
 use dipmo::store::postgres::Db;
+use serde::Serialize;
 
-use crate::cli::{ChangeArgs, Cli, Format, PageArgs, Verb};
+use crate::cli::{ChangeArgs, Cli, Format, PageArgs, RepairArgs, Verb};
 use crate::config::Config;
 use crate::daemon;
 use crate::exit::{Exit, Quit};
@@ -112,11 +114,31 @@ fn changed(format: Format, done: &Changed) -> Result<(), Quit> {
     }
 }
 
-/// "message 7", "messages 7, 8".
-fn these(noun: &str, ids: &[i64]) -> String {
-    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+/// Changes one message after the other; the first refusal ends it.
+async fn change_each(
+    context: &Context,
+    these: &RepairArgs,
+    change_one: impl AsyncFn(i64, &Change) -> dipmo::Result<Changed>,
+) -> Result<Exit, Quit> {
+    let by = change(&these.change)?;
+    for id in &these.ids {
+        changed(context.format, &change_one(*id, &by).await?)?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Asks before messages are given up; whoever does not say who they are is not asked.
+fn confirm_discard(table: &str, these: &RepairArgs) -> Result<(), Quit> {
+    change(&these.change)?;
+    let ids = &these.ids;
     let plural = if ids.len() == 1 { "" } else { "s" };
-    format!("{noun}{plural} {}", ids.join(", "))
+    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    confirm(&these.change, &format!("discard {table} message{plural} {}", ids.join(", ")))
+}
+
+fn show_one<T: Serialize>(context: &Context, id: impl Display, thing: &T) -> Result<Exit, Quit> {
+    output::one(context.format, thing, &id.to_string())?;
+    Ok(Exit::Ok)
 }
 
 fn show_list<T: Row>(context: &Context, listing: &dipmo::operator::Listing<T>) -> Result<Exit, Quit> {

@@ -2,10 +2,10 @@
 
 use dipmo::operator::outbox::{self, OutboxFilter, OutboxRow};
 
-use super::{Context, change, changed, confirm, page, show_list, these};
-use crate::cli::OutboxVerb;
+use super::{Context, change_each, confirm_discard, page, show_list, show_one};
+use crate::cli::{OutboxVerb, ShowArgs};
 use crate::exit::{Exit, Quit};
-use crate::output::{self, Row, age, or_dash};
+use crate::output::Row;
 
 pub(super) async fn run(context: &Context, verb: OutboxVerb) -> Result<Exit, Quit> {
     let db = context.db()?;
@@ -14,48 +14,25 @@ pub(super) async fn run(context: &Context, verb: OutboxVerb) -> Result<Exit, Qui
             let filter = OutboxFilter { state, destination, key };
             show_list(context, &outbox::list(&db, &filter, &page(&part)?).await?)
         }
-        OutboxVerb::Show { id, payload } => {
-            let detail = outbox::show(&db, id, payload).await?;
-            output::one(context.format, &detail, &id.to_string())?;
-            Ok(Exit::Ok)
-        }
-        OutboxVerb::Retry { ids, change: args } => {
-            let by = change(&args)?;
-            for id in ids {
-                changed(context.format, &outbox::retry(&db, id, &by).await?)?;
-            }
-            Ok(Exit::Ok)
-        }
-        OutboxVerb::Discard { ids, change: args } => {
-            let by = change(&args)?;
-            confirm(&args, &format!("discard {}", these("outbox message", &ids)))?;
-            for id in ids {
-                changed(context.format, &outbox::discard(&db, id, &by).await?)?;
-            }
-            Ok(Exit::Ok)
+        OutboxVerb::Show(ShowArgs { id, payload }) => show_one(context, id, &outbox::show(&db, id, payload).await?),
+        OutboxVerb::Retry(these) => change_each(context, &these, async |id, by| outbox::retry(&db, id, by).await).await,
+        OutboxVerb::Discard(these) => {
+            confirm_discard("outbox", &these)?;
+            change_each(context, &these, async |id, by| outbox::discard(&db, id, by).await).await
         }
     }
 }
 
 impl Row for OutboxRow {
-    const COLUMNS: &'static [&'static str] =
-        &["id", "destination", "state", "key", "type", "attempts", "age", "code", "error"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.id.to_string(),
-            self.destination.clone(),
-            self.state.clone(),
-            self.key.clone(),
-            or_dash(self.event_type.as_deref()),
-            self.attempts.to_string(),
-            age(self.age_seconds),
-            or_dash(self.error_code.as_deref()),
-            or_dash(self.error_message.as_deref()),
-        ]
-    }
-
-    fn name(&self) -> String {
-        self.id.to_string()
-    }
+    const COLUMNS: &'static [&'static str] = &[
+        "id",
+        "destination",
+        "state",
+        "key",
+        "type:event_type",
+        "attempts",
+        "age:age_seconds",
+        "code:error_code",
+        "error:error_message",
+    ];
 }

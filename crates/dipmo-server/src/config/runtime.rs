@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use dipmo::relay::RelayOptions;
+use dipmo::relay::{ForeignTable, RelayOptions};
 use dipmo::upkeep::{Retention, UpkeepOptions};
 use serde::Deserialize;
 
@@ -49,6 +49,28 @@ pub(crate) struct RelayConfig {
     pub(crate) poll_min: Span,
     pub(crate) poll_fallback: Span,
     pub(crate) retry: RetryConfig,
+    /// Outbox tables of services that came from Debezium.
+    pub(crate) foreign_tables: Vec<ForeignTableConfig>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForeignTableConfig {
+    /// `schema.table`
+    pub(crate) table: String,
+    #[serde(default = "ForeignTableConfig::topic_prefix")]
+    pub(crate) topic_prefix: String,
+}
+
+impl ForeignTableConfig {
+    fn topic_prefix() -> String {
+        "outbox.".to_owned()
+    }
+
+    fn table(&self) -> Option<ForeignTable> {
+        let (schema, table) = self.table.split_once('.').filter(|(schema, table)| !schema.is_empty() && !table.is_empty())?;
+        Some(ForeignTable { topic_prefix: self.topic_prefix.clone(), ..ForeignTable::new(schema, table) })
+    }
 }
 
 impl Default for RelayConfig {
@@ -60,6 +82,7 @@ impl Default for RelayConfig {
             poll_min: Span(options.poll_min),
             poll_fallback: Span(options.poll_fallback),
             retry: RetryConfig::default(),
+            foreign_tables: Vec::new(),
         }
     }
 }
@@ -68,6 +91,10 @@ impl RelayConfig {
     pub(super) fn validate(&self) -> Result<(), Problem> {
         if self.poll_fallback.0.is_zero() || self.poll_fallback.0 > Duration::from_secs(60) {
             return Err(Problem::new("relay.poll_fallback", "must be more than 0s and at most 1m"));
+        }
+        if let Some(wrong) = self.foreign_tables.iter().find(|foreign| foreign.table().is_none()) {
+            let what = format!("{:?} is not a table: give it as schema.table, such as public.outbox_messages", wrong.table);
+            return Err(Problem::new("relay.foreign_tables", what));
         }
         let checked = self.options("check").validate();
         checked.map_err(|error| Problem::new("relay", error.to_string()))
@@ -81,6 +108,7 @@ impl RelayConfig {
             poll_min: self.poll_min.0,
             poll_fallback: self.poll_fallback.0,
             retry: self.retry.policy(),
+            foreign_tables: self.foreign_tables.iter().filter_map(ForeignTableConfig::table).collect(),
             ..RelayOptions::new(node)
         }
     }

@@ -19,6 +19,7 @@ use crate::shutdown::Shutdown;
 use crate::store::TakenPartition;
 use crate::store::postgres::Db;
 use crate::store::postgres::inbox::PgInbox;
+use crate::trace::TraceContext;
 use crate::transport::kafka::KafkaOptions;
 use crate::transport::kafka_source::{KafkaSource, Partition, Polled};
 use crate::wake::Wake;
@@ -89,6 +90,13 @@ impl KafkaIngress {
         };
         let source = subscription.join(&consumer.name)?;
         Ok(Self { runner, subscription, source, owner, wake, taken: HashMap::new(), room: 0 })
+    }
+
+    /// Opens a span for each message, tied to other systems' by this context.
+    #[must_use]
+    pub fn traced(mut self, trace: Option<Arc<dyn TraceContext>>) -> Self {
+        self.runner = self.runner.traced(trace);
+        self
     }
 
     /// Consumes until asked to stop; then commits what is settled and leaves the group.

@@ -240,6 +240,11 @@ impl Horizon {
         self.safe
     }
 
+    /// The reading that the last view rests on.
+    pub(crate) fn last_snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
     pub(crate) fn level(&self) -> u8 {
         self.level
     }

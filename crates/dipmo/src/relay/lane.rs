@@ -14,8 +14,9 @@ use tracing::info;
 
 use super::RelayOptions;
 use super::horizon::{Snapshot, View};
-use super::leases::Leases;
+use super::leases::{LANE_SHARDS, Leases};
 use super::publish::Sender;
+use super::reader::{Source, Turn};
 use super::shard::Shard;
 use crate::error::Result;
 use crate::store::postgres::relay::Link;
@@ -33,6 +34,9 @@ pub(crate) struct Lane {
     pub(super) shards: BTreeMap<i16, Shard>,
     /// What sends, unless the lane hands over inside the database.
     pub(super) sender: Option<Sender>,
+    pub(super) source: Source,
+    /// Batches that are to be logged with the next move of the cursors.
+    pub(super) unlogged: Vec<BatchLog>,
     leases: Leases,
     flushed: Instant,
 }
@@ -49,6 +53,12 @@ pub(crate) struct LaneStep {
     pub(crate) breaker_until: Option<Instant>,
     /// The oldest rows are beyond the cursors by this many ids.
     pub(crate) behind: i64,
+    /// Rows that one reader has seen and the other has not.
+    pub(crate) differences: usize,
+    /// The lane waits for what no poll finds, and wants to go on at once.
+    pub(crate) again: bool,
+    /// The lane has changed hands or readers: the leases need a look.
+    pub(crate) tend: bool,
 }
 
 /// What appeared below the cursors, and what is new; both by shard and in id order.
@@ -99,21 +109,23 @@ impl Lane {
         sender: Option<Sender>,
     ) -> Result<Self> {
         let link = Link::open(db, &format!("relay {name}")).await?;
-        Ok(Self { name, link, options, shards: BTreeMap::new(), sender, leases, flushed: Instant::now() })
+        let (shards, source, unlogged) = (BTreeMap::new(), Source::Table, Vec::new());
+        Ok(Self { name, link, options, shards, sender, source, unlogged, leases, flushed: Instant::now() })
     }
 
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
-    pub(crate) async fn step(&mut self, view: &View) -> Result<LaneStep> {
+    pub(crate) async fn step(&mut self, turn: &Turn) -> Result<LaneStep> {
+        let view = &turn.view;
         self.follow_leases(view);
         if self.shards.is_empty() {
             return Ok(LaneStep::default());
         }
         let mut step = match self.sender {
             None => self.hand_over(view).await?,
-            Some(_) => self.publish(view).await?,
+            Some(_) => self.relay(turn).await?,
         };
         step.behind = view.safe - self.shards.values().map(Shard::cursor).min().unwrap_or(view.safe);
         self.flush_idle().await?;
@@ -135,10 +147,11 @@ impl Lane {
             holds
         });
         for taken in self.leases.arrivals(self.name) {
-            self.shards.insert(taken.shard, Shard::new(taken));
             if let Some(sender) = &mut self.sender {
                 sender.forget_keys();
+                sender.publisher.forget(&[taken.shard]);
             }
+            self.shards.insert(taken.shard, Shard::new(taken));
         }
         self.shards.values_mut().for_each(|shard| shard.adopt_orphans(view));
     }
@@ -263,17 +276,34 @@ impl Lane {
             return Ok(());
         }
         self.flushed = Instant::now();
-        if self.shards.values().any(|shard| !shard.is_stored()) {
-            self.settle(&[], &[]).await?;
+        self.flush_cursors().await
+    }
+
+    /// Writes cursors and batches that are only in memory.
+    pub(super) async fn flush_cursors(&mut self) -> Result<()> {
+        let logs = std::mem::take(&mut self.unlogged);
+        if !logs.is_empty() || self.shards.values().any(|shard| !shard.is_stored()) {
+            self.settle(&logs, &[]).await?;
         }
         Ok(())
     }
 
-    /// Writes what is only in memory; before the shards are given back.
-    pub(crate) async fn flush(&mut self) -> Result<()> {
-        if self.shards.values().any(|shard| !shard.is_stored()) {
-            self.settle(&[], &[]).await?;
+    /// Writes what is only in memory and lets go of the source; before the shards are given back.
+    pub(crate) async fn close(&mut self) -> Result<()> {
+        if let Source::Wal(_) = self.source {
+            self.account_for_tail();
+            self.store_position(true).await?;
         }
-        Ok(())
+        match std::mem::replace(&mut self.source, Source::Table) {
+            Source::Wal(source) => source.close().await,
+            Source::Verify(verifier) => verifier.close().await?,
+            Source::Table | Source::MakingSlot(_) | Source::CatchingUp(_) => {}
+        }
+        self.flush_cursors().await
+    }
+
+    /// Lets another relay, or this one, take the shards anew with what is stored.
+    pub(super) fn give_up_shards(&self) {
+        self.leases.leave(self.name, LANE_SHARDS);
     }
 }

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::store::postgres::relay_lease::TakenShard;
 
+/// Every lane has this many shards.
+pub(crate) const LANE_SHARDS: usize = 16;
+
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Leases(Arc<Mutex<BTreeMap<i16, Lease>>>);
 
@@ -51,6 +54,14 @@ impl Leases {
                 _ => {}
             }
         }
+    }
+
+    /// Whether the shard is held that stands for the lane as a whole: the one with the lowest number.
+    pub(crate) fn has_first(&self, lane: &str) -> bool {
+        #[allow(clippy::cast_possible_wrap, clippy::cast_possible_truncation)] // Lanes have few shards.
+        let size = LANE_SHARDS as i16;
+        let held = self.lock();
+        held.iter().any(|(shard, lease)| lease.lane == lane && shard % size == 0 && !lease.leaving)
     }
 
     /// Marks the highest `surplus` shards of the lane as leaving.

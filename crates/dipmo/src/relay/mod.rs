@@ -7,6 +7,7 @@
 //! the broker's answer and the cursor sends again.
 
 mod breaker;
+mod follow;
 mod horizon;
 mod internal;
 mod keys;
@@ -15,9 +16,11 @@ mod leases;
 mod pace;
 mod publish;
 mod ranges;
+mod reader;
 mod session;
 mod shard;
 mod state;
+mod verify;
 mod wake;
 
 use std::fmt;
@@ -31,12 +34,14 @@ use tracing::warn;
 pub use horizon::HorizonOptions;
 pub(crate) use horizon::{Holder, Snapshot};
 pub(crate) use ranges::Ranges;
+pub use reader::Reader;
 pub use state::{IllegalTransition, OutboxEvent, OutboxState};
 
 use crate::backoff::RetryPolicy;
 use crate::error::{Error, Result};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::Db;
+pub use crate::store::postgres::wal::ForeignTable;
 use crate::transport::Publisher;
 use crate::wake::Wake;
 use lane::LaneStep;
@@ -88,6 +93,8 @@ pub struct RelayOptions {
     /// How often leases and shares are looked after; a third of the lease unless given.
     pub tend_every: Option<Duration>,
     pub horizon: HorizonOptions,
+    /// Outbox tables of another layout that the WAL's reader sends too.
+    pub foreign_tables: Vec<ForeignTable>,
     /// Fired by writers in this process after they committed outbox rows.
     pub outbox_wake: Arc<Notify>,
     /// Fired by the relay when consumers got something from INTERNAL.
@@ -111,6 +118,7 @@ impl RelayOptions {
             exceptions_refresh: Duration::from_secs(1),
             tend_every: None,
             horizon: HorizonOptions::default(),
+            foreign_tables: Vec::new(),
             outbox_wake: Arc::default(),
             inbox_wake: Wake::default(),
         }
@@ -151,6 +159,8 @@ pub struct RelayStep {
     pub more: bool,
     /// Kafka does not answer and is left alone for a while.
     pub breaker_open: bool,
+    /// Rows that one reader has seen and the other has not, while both look.
+    pub differences: usize,
 }
 
 impl Relay {
@@ -218,8 +228,9 @@ impl Relay {
             let mut step = RelayStep::default();
             let moved = session.turn(&mut step).await?;
             let changed = pace.polled(moved, woken, Instant::now());
-            if changed || (pace.is_busy() && told.elapsed() >= REPEAT_BUSY) {
-                session.set_quiet(self.options.notify && !pace.is_busy()).await?;
+            let wants_notify = self.options.notify && session.needs_polls() && !pace.is_busy();
+            if changed || (!wants_notify && told.elapsed() >= REPEAT_BUSY) {
+                session.set_quiet(wants_notify).await?;
                 told = Instant::now();
             }
             // A change of the flag takes effect later than it is made: look once more before sleeping.
@@ -232,6 +243,7 @@ impl Relay {
 
     fn pause(&self, pace: &Pace, session: &Session, begun: Instant) -> Duration {
         let until = match () {
+            () if !session.needs_polls() => self.options.poll_fallback,
             () if pace.is_busy() => self.options.poll_min,
             () if session.is_waiting() => self.options.poll_min.max(WAITING_POLL),
             () => self.options.poll_fallback,
@@ -251,7 +263,7 @@ impl Relay {
                 Some(done) = session.next_done(), if session.is_working() => {
                     let (_, step) = done?;
                     // What came in while the lane was at work waits for it.
-                    if step.more || step.sent > 0 {
+                    if step.more || step.sent > 0 || step.again {
                         return Ok(Woken::Signal);
                     }
                 }
@@ -272,6 +284,7 @@ impl RelayStep {
         self.excepted += step.excepted;
         self.more |= step.more;
         self.breaker_open |= step.breaker_until.is_some();
+        self.differences += step.differences;
     }
 }
 

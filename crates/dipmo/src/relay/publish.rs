@@ -18,10 +18,12 @@ use super::breaker::Breaker;
 use super::horizon::View;
 use super::keys::{Key, OpenKeys};
 use super::lane::{Found, Lane, LaneStep, ReadRow};
+use super::reader::Source;
 use super::state::{OutboxEvent, OutboxState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::relay::Link;
-use crate::store::postgres::relay_rows::{Cursors, ExceptionRow, LateRanges, OutRow};
+use crate::store::postgres::relay_out::OutRow;
+use crate::store::postgres::relay_rows::{Cursors, ExceptionRow, LateRanges};
 use crate::transport::{Outcome, Outgoing, Publisher, Refusal};
 
 /// More failures than this at once are the destination's trouble, not the rows': nothing is marked.
@@ -33,7 +35,7 @@ const READ_ROWS_FIRST: usize = 64;
 
 /// The broker side of a lane.
 pub(crate) struct Sender {
-    publisher: Arc<dyn Publisher>,
+    pub(super) publisher: Arc<dyn Publisher>,
     breaker: Breaker,
     pub(super) keys: OpenKeys,
     keys_read: Option<Instant>,
@@ -42,11 +44,55 @@ pub(crate) struct Sender {
 }
 
 /// A row in the batch, with what is known of it.
-struct Candidate {
-    row: OutRow,
+pub(super) struct Candidate {
+    pub(super) row: OutRow,
+    /// Shard and id; a message without a row in the outbox gets one when it has to be kept.
+    pub(super) place: (i16, i64),
+    /// The database transaction it was written in, 0 where that is not known.
+    pub(super) transaction: u64,
     /// PENDING unless the row is an exception already.
     state: OutboxState,
     attempts: i32,
+}
+
+impl Candidate {
+    pub(super) fn new(row: OutRow, transaction: u64) -> Self {
+        Self { place: row.place(), row, transaction, state: OutboxState::Pending, attempts: 0 }
+    }
+}
+
+/// What one step sends, and what has to wait.
+#[derive(Default)]
+pub(super) struct Delivery {
+    /// First the rows that are exceptions already, then new ones; in order within a key.
+    pub(super) candidates: Vec<Candidate>,
+    /// New rows of keys that are open.
+    pub(super) parked: Vec<Candidate>,
+    /// Exceptions whose messages are no longer there.
+    gone: Vec<ExceptionRow>,
+    /// How many of the candidates are exceptions already.
+    reopened: usize,
+}
+
+impl Delivery {
+    /// Where the new rows are that have a row in the outbox.
+    pub(super) fn new_places(&self) -> Vec<(i16, i64)> {
+        let new = self.candidates[self.reopened..].iter().chain(&self.parked);
+        new.map(|candidate| candidate.place).filter(|(_, id)| *id != 0).collect()
+    }
+
+    /// Everything was simply sent.
+    pub(super) fn is_clean(&self, outcomes: &[Outcome]) -> bool {
+        let nothing_open = self.reopened == 0 && self.gone.is_empty() && self.parked.is_empty();
+        nothing_open && outcomes.iter().all(|outcome| *outcome == Outcome::Done)
+    }
+
+    /// Takes the new rows out again, to be offered later.
+    pub(super) fn into_new(mut self) -> Vec<Candidate> {
+        self.candidates.drain(..self.reopened);
+        self.candidates.append(&mut self.parked);
+        self.candidates
+    }
 }
 
 impl Sender {
@@ -78,45 +124,63 @@ impl Sender {
 }
 
 impl Lane {
-    fn sender(&mut self) -> &mut Sender {
+    pub(super) fn sender(&mut self) -> &mut Sender {
         self.sender.as_mut().expect("only lanes with a sender publish")
     }
 
+    /// One step of the table's reader.
     pub(super) async fn publish(&mut self, view: &View) -> Result<LaneStep> {
-        let until = self.sender().breaker.until();
-        if !self.sender().breaker.allows(Instant::now()) {
-            return Ok(LaneStep { breaker_until: until, ..LaneStep::default() });
+        if let Some(until) = self.closed_until() {
+            return Ok(LaneStep { breaker_until: Some(until), ..LaneStep::default() });
         }
-        self.refresh_keys().await?;
-        let (mut candidates, gone) = self.read_reopened().await?;
-        let reopened = candidates.len();
+        let mut delivery = self.begin_delivery().await?;
         let found = self.read_new(view).await?;
-        let keys = &self.sender().keys;
         let places = found.places();
-        let mut parked = Vec::new();
         for row in found.late.into_iter().chain(found.fresh) {
-            let candidate = Candidate { row, state: OutboxState::Pending, attempts: 0 };
-            let blocked = keys.blocks(candidate.row.destination(), candidate.row.key());
-            if blocked { parked.push(candidate) } else { candidates.push(candidate) }
+            self.offer(&mut delivery, Candidate::new(row, 0));
         }
         let mut step = LaneStep { more: places.more, ..LaneStep::default() };
-        let outcomes = self.send(&candidates).await?;
+        let Some(outcomes) = self.deliver(&delivery, &mut step).await? else { return Ok(step) };
+        let exceptions = self.judge(&mut delivery, outcomes)?;
+        step.excepted = exceptions.len();
+        step.more |= delivery.reopened > 0 && !exceptions.is_empty();
+        self.settle_sent(view, &places, &exceptions).await?;
+        if let Source::Verify(verifier) = &mut self.source {
+            verifier.table_has(places.late.iter().chain(&places.fresh).map(|(_, id)| *id));
+        }
+        Ok(step)
+    }
+
+    /// While the destination is left alone: until when.
+    pub(super) fn closed_until(&mut self) -> Option<Instant> {
+        let breaker = &self.sender().breaker;
+        breaker.until().filter(|_| !breaker.allows(Instant::now()))
+    }
+
+    /// Begins with the exceptions whose time has come.
+    pub(super) async fn begin_delivery(&mut self) -> Result<Delivery> {
+        self.refresh_keys().await?;
+        let (candidates, gone) = self.read_reopened().await?;
+        Ok(Delivery { reopened: candidates.len(), candidates, gone, parked: Vec::new() })
+    }
+
+    /// A new row is sent, or waits behind what is open of its key.
+    pub(super) fn offer(&mut self, delivery: &mut Delivery, candidate: Candidate) {
+        let blocked = self.sender().keys.blocks(candidate.row.destination(), candidate.row.key());
+        if blocked { delivery.parked.push(candidate) } else { delivery.candidates.push(candidate) }
+    }
+
+    /// Sends; `None` when the destination is away and nothing is to be marked.
+    pub(super) async fn deliver(&mut self, delivery: &Delivery, step: &mut LaneStep) -> Result<Option<Vec<Outcome>>> {
+        let outcomes = self.send(&delivery.candidates).await?;
         if self.is_away(&outcomes) {
             step.breaker_until = self.sender().breaker.until();
             step.more = false;
-            return Ok(step);
+            return Ok(None);
         }
-        step.sent = outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count();
-        self.measure(&candidates, &outcomes);
-        let mut exceptions = self.judge(&candidates, outcomes)?;
-        exceptions.extend(gone);
-        for candidate in &parked {
-            exceptions.push(exception(candidate, OutboxEvent::Blocked, None, None)?);
-        }
-        step.excepted = exceptions.len();
-        step.more |= reopened > 0 && !exceptions.is_empty();
-        self.settle_sent(view, &places, &exceptions).await?;
-        Ok(step)
+        step.sent += outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count();
+        self.measure(&delivery.candidates, &outcomes);
+        Ok(Some(outcomes))
     }
 
     /// Keys are read again now and then, because operators change them.
@@ -160,14 +224,14 @@ impl Lane {
         }
         let ids: Vec<(i16, i64)> = wanted.iter().map(|(id, (shard, ..))| (*shard, *id)).collect();
         let mut rows = self.link.read_by_id(&ids).await?;
-        rows.sort_unstable_by_key(OutRow::id);
+        rows.sort_unstable_by_key(|row| row.place().1);
         let sender = self.sender();
         sender.keys.drained = drained;
         // Whatever comes of them, the keys are not as they were read.
         sender.forget_keys();
         let candidate = |row: OutRow| {
-            let (_, state, attempts) = wanted.remove(&row.id()).expect("only rows that are wanted are read");
-            Candidate { row, state, attempts }
+            let (_, state, attempts) = wanted.remove(&row.place().1).expect("only rows that are wanted are read");
+            Candidate { state, attempts, ..Candidate::new(row, 0) }
         };
         let candidates = rows.into_iter().map(candidate).collect();
         Ok((
@@ -195,7 +259,7 @@ impl Lane {
         if !self.still_leased() {
             return Err(Error::lease_lost("a lease ended before its rows were sent"));
         }
-        let rows: Vec<Outgoing<'_>> = candidates.iter().map(|candidate| candidate.row.outgoing()).collect();
+        let rows: Vec<Outgoing<'_>> = candidates.iter().map(|candidate| candidate.row.outgoing(candidate.transaction)).collect();
         let publisher = Arc::clone(&self.sender().publisher);
         let outcomes = publisher.publish(&rows).await;
         if outcomes.len() != rows.len() {
@@ -230,10 +294,10 @@ impl Lane {
     }
 
     /// What the outcomes make of rows that are not simply done.
-    fn judge(&mut self, candidates: &[Candidate], outcomes: Vec<Outcome>) -> Result<Vec<ExceptionRow>> {
-        let mut exceptions = Vec::new();
+    pub(super) fn judge(&self, delivery: &mut Delivery, outcomes: Vec<Outcome>) -> Result<Vec<ExceptionRow>> {
+        let mut exceptions = std::mem::take(&mut delivery.gone);
         let mut failed: HashSet<(&str, &str)> = HashSet::new();
-        for (candidate, outcome) in candidates.iter().zip(outcomes) {
+        for (candidate, outcome) in delivery.candidates.iter().zip(outcomes) {
             let key = (candidate.row.destination(), candidate.row.key());
             // Behind one that failed, a row that failed as well is only in its way.
             let behind = failed.contains(&key);
@@ -251,6 +315,9 @@ impl Lane {
                 failed.insert(key);
             }
             exceptions.push(exception(candidate, event, refusal, Some(&self.options))?);
+        }
+        for candidate in &delivery.parked {
+            exceptions.push(exception(candidate, OutboxEvent::Blocked, None, None)?);
         }
         Ok(exceptions)
     }
@@ -299,7 +366,7 @@ impl ReadRow for OutRow {
     }
 
     fn place(&self) -> (i16, i64) {
-        (self.shard(), self.id())
+        self.place()
     }
 }
 
@@ -337,8 +404,8 @@ fn exception(
         counter!("dipmo_outbox_exceptions_total", "code" => code.clone()).increment(1);
     }
     Ok(ExceptionRow {
-        id: candidate.row.id(),
-        shard: candidate.row.shard(),
+        id: candidate.place.1,
+        shard: candidate.place.0,
         destination: candidate.row.destination().to_owned(),
         key: candidate.row.key().to_owned(),
         was: (candidate.state != OutboxState::Pending).then(|| candidate.state.name()),

@@ -14,17 +14,19 @@ use tracing::{info, warn};
 
 use super::horizon::{Horizon, View};
 use super::lane::{Lane, LaneStep};
-use super::leases::Leases;
+use super::leases::{LANE_SHARDS, Leases};
 use super::publish::Sender;
+use super::reader::{Account, Checkpoint, Turn};
 use super::{INTERNAL, KAFKA, RelayOptions, RelayStep};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::Db;
 use crate::store::postgres::relay::Link;
 use crate::store::postgres::relay_lease as store;
 
-const SHARDS_PER_LANE: usize = 16;
 /// A listing for gaps looks at this many rows of a shard; what is beyond is the next poll's.
 const LISTED_ROWS_MAX: i64 = 2_000;
+/// Operators change the readers of lanes: how often that is looked at.
+const ACCOUNTS_EVERY: Duration = Duration::from_secs(1);
 /// A relay with less than its share looks this often for shards that others gave back.
 const TEND_HUNGRY: Duration = Duration::from_secs(1);
 
@@ -42,6 +44,11 @@ pub(super) struct Session {
     tended: Option<Instant>,
     /// Less than a fair share is owned.
     hungry: bool,
+    tend_now: bool,
+    accounts: BTreeMap<&'static str, Account>,
+    accounts_read: Option<Instant>,
+    /// Consumers take something from INTERNAL.
+    subscribed: bool,
     /// Stallers that were named, for the heartbeat.
     named: BTreeMap<u64, Value>,
     backlog: BTreeMap<&'static str, i64>,
@@ -72,6 +79,10 @@ impl Session {
             lanes,
             tended: None,
             hungry: false,
+            tend_now: false,
+            accounts: BTreeMap::new(),
+            accounts_read: None,
+            subscribed: true,
             named: BTreeMap::new(),
             backlog: BTreeMap::new(),
         };
@@ -81,23 +92,65 @@ impl Session {
     /// Tends the leases when due, reads the horizon, and sets every idle lane to work on it. Returns
     /// whether the last id had moved.
     pub(super) async fn turn(&mut self, step: &mut RelayStep) -> Result<bool> {
+        self.read_accounts().await?;
         let every = self.options.tend_every.unwrap_or(self.options.lease / 3);
         let every = if self.hungry { every.min(TEND_HUNGRY) } else { every };
-        if self.tended.is_none_or(|at| at.elapsed() >= every) {
+        if self.tend_now || self.tended.is_none_or(|at| at.elapsed() >= every) {
             self.tend().await?;
         }
         self.give_back().await?;
         step.shards = self.leases.len();
         let Some((view, moved)) = self.poll().await? else { return Ok(false) };
         let view = Arc::new(view);
-        for mut lane in self.idle.drain(..) {
-            let view = Arc::clone(&view);
+        for mut lane in std::mem::take(&mut self.idle) {
+            let turn = self.turn_for(lane.name(), &view).await?;
             self.running.spawn(async move {
-                let done = lane.step(&view).await;
+                let done = lane.step(&turn).await;
                 (lane, done)
             });
         }
         Ok(moved)
+    }
+
+    /// A lane that reads the WAL gets the view together with a place in the WAL, read after everything that
+    /// the view rests on.
+    async fn turn_for(&self, lane: &'static str, view: &Arc<View>) -> Result<Turn> {
+        let account = self.accounts.get(lane).cloned().unwrap_or_default();
+        let horizon = self.horizon.as_ref().filter(|_| account.is_alone());
+        let checkpoint = match horizon {
+            Some(horizon) => {
+                let (view, snapshot) = (Arc::clone(view), horizon.last_snapshot().clone());
+                Some(Arc::new(Checkpoint { view, snapshot, lsn: self.link.read_insert_lsn().await? }))
+            }
+            None => None,
+        };
+        Ok(Turn { view: Arc::clone(view), account, checkpoint })
+    }
+
+    async fn read_accounts(&mut self) -> Result<()> {
+        let every = self.options.tend_every.unwrap_or(ACCOUNTS_EVERY).min(ACCOUNTS_EVERY);
+        if self.accounts_read.is_some_and(|at| at.elapsed() < every) {
+            return Ok(());
+        }
+        let (rows, subscribed) = self.link.read_lanes().await?;
+        self.subscribed = subscribed;
+        for name in self.lanes.clone() {
+            let Some(row) = rows.iter().find(|row| row.lane == name) else { continue };
+            let account = Account::of(row)?;
+            let known = self.accounts.insert(name, account.clone());
+            self.tend_now |= known.is_none_or(|known| known.is_alone() != account.is_alone());
+        }
+        self.accounts_read = Some(Instant::now());
+        Ok(())
+    }
+
+    fn is_alone(&self, lane: &str) -> bool {
+        self.accounts.get(lane).is_some_and(Account::is_alone)
+    }
+
+    /// New rows are found by reading the table, and somebody waits for them.
+    pub(super) fn needs_polls(&self) -> bool {
+        self.lanes.iter().any(|lane| if *lane == INTERNAL { self.subscribed } else { !self.is_alone(lane) })
     }
 
     /// Waits for the next lane to end its step; `None` when none is at work.
@@ -111,6 +164,10 @@ impl Session {
         self.idle.push(lane);
         Some(done.map(|step| {
             self.backlog.insert(name, step.behind);
+            if step.tend {
+                self.tend_now = true;
+                self.accounts_read = None;
+            }
             (name, step)
         }))
     }
@@ -198,10 +255,11 @@ impl Session {
             let renewed = store::renew(&self.db, &node, &held, lease).await?;
             self.leases.renewed(&held, &renewed, asked_at);
         }
-        self.hungry = false;
+        (self.hungry, self.tend_now) = (false, false);
         for lane in self.lanes.clone() {
-            let alive = store::alive(&self.db, lane, lease).await?.max(1);
-            let share = SHARDS_PER_LANE.div_ceil(alive);
+            let alone = self.is_alone(lane);
+            let alive = if alone { 1 } else { store::alive(&self.db, lane, lease).await?.max(1) };
+            let share = LANE_SHARDS.div_ceil(alive);
             let own = self.leases.shards_of(lane);
             if own.len() > share {
                 self.leases.leave(lane, own.len() - share);
@@ -214,6 +272,10 @@ impl Session {
                 // Others have to give back first: look again soon.
                 self.hungry |= own.len() + taken.len() < share;
                 self.leases.add(lane, taken, asked_at);
+            }
+            // Of two relays that each got a part, the one with the first shard gets the rest.
+            if alone && !self.leases.has_first(lane) {
+                self.leases.leave(lane, LANE_SHARDS);
             }
         }
         self.tended = Some(asked_at);
@@ -233,7 +295,7 @@ impl Session {
     pub(super) async fn close(mut self) -> Result<()> {
         while self.next_done().await.is_some() {}
         for lane in &mut self.idle {
-            lane.flush().await?;
+            lane.close().await?;
         }
         store::release(&self.db, &self.options.node, &self.leases.held()).await?;
         store::forget(&self.db, &self.options.node).await

@@ -33,6 +33,10 @@ impl Shard {
         }
     }
 
+    pub(crate) fn number(&self) -> i16 {
+        self.shard
+    }
+
     pub(crate) fn epoch(&self) -> i64 {
         self.epoch
     }
@@ -56,6 +60,17 @@ impl Shard {
     /// Rows may be read with this view.
     pub(crate) fn is_ready(&self, view: &View) -> bool {
         view.base <= self.cursor && self.orphans.is_empty()
+    }
+
+    /// Who may own the gaps that came with the shard is not known yet.
+    pub(crate) fn has_orphans(&self) -> bool {
+        !self.orphans.is_empty()
+    }
+
+    /// The account says that the row is sent, or an exception.
+    pub(crate) fn has_sent(&self, id: i64) -> bool {
+        let open = self.orphans.contains(id) || self.gaps.iter().any(|gap| gap.ranges.contains(id));
+        id <= self.cursor && !open
     }
 
     pub(crate) fn has_gaps(&self) -> bool {
@@ -86,6 +101,10 @@ impl Shard {
 
     /// A row was dealt with that the cursor had passed.
     pub(crate) fn found(&mut self, id: i64) {
+        if self.orphans.contains(id) {
+            self.orphans.remove(id);
+            self.stored_gaps = false;
+        }
         for gap in self.gaps.iter_mut().filter(|gap| gap.ranges.contains(id)) {
             gap.ranges.remove(id);
             self.stored_gaps = false;
@@ -104,6 +123,14 @@ impl Shard {
             }
         }
         self.cursor = to;
+    }
+
+    /// Moves the cursor over ids that may still appear, for the next owner to look at.
+    pub(crate) fn jump(&mut self, to: i64, missing: &Ranges) {
+        assert!(to >= self.cursor, "a cursor moves forward");
+        self.orphans.merge(missing);
+        self.cursor = to;
+        self.stored_gaps &= missing.is_empty();
     }
 
     pub(crate) fn is_stored(&self) -> bool {

@@ -37,7 +37,5 @@ pub(super) fn dead_letter(consumer: &Consumer, message: &Message, fault: &Fault)
             Err(_) => body["originalEventBase64"] = STANDARD.encode(bytes).into(),
         },
     }
-    let mut out = OutMessage::kafka(topic, ("DeadLetter", &message.key), "DeadLetter").json(&body);
-    out.caused_by(message);
-    Some(out)
+    Some(OutMessage::kafka(topic, ("DeadLetter", &message.key), "DeadLetter").json(&body))
 }

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use tracing::debug;
+use tracing::{Instrument as _, debug};
 
-use super::fold::{self, Delivery, Known};
+use super::fold::{self, Batch, Delivery, Known};
 use super::{CONFLICTS_MAX, Report, Runner};
 use crate::consumer::Grouping;
 use crate::error::{ErrorKind, Result};
 use crate::handler::EnlistedHandler;
-use crate::inbox::{Fence, Settled};
+use crate::inbox::Settled;
 use crate::message::Message;
 use crate::process::Failure;
 use crate::store::{Enlistment, Loaded};
@@ -34,7 +34,7 @@ enum Refusals {
 /// What every group of a batch shares.
 struct GroupWork<'a> {
     handler: &'a dyn EnlistedHandler,
-    fence: &'a Fence,
+    batch: Batch<'a>,
     loaded: &'a Loaded,
     refusals: Refusals,
 }
@@ -44,21 +44,20 @@ impl Runner {
         &self,
         handler: &dyn EnlistedHandler,
         grouping: Grouping,
-        fence: &Fence,
-        deliveries: &[Delivery],
+        batch: Batch<'_>,
     ) -> Result<Report> {
         // Loaded once for all groups; whatever changes meanwhile is found out when a group settles.
-        let loaded = self.load(None, deliveries).await?;
+        let loaded = self.load(None, batch.deliveries).await?;
         if grouping == Grouping::Batch {
-            let group = GroupWork { handler, fence, loaded: &loaded, refusals: Refusals::TakeApart };
-            let whole = self.enlist_group(&group, deliveries, Known::default()).await?;
+            let group = GroupWork { handler, batch, loaded: &loaded, refusals: Refusals::TakeApart };
+            let whole = self.enlist_group(&group, batch.deliveries, Known::default()).await?;
             if let Group::Settled(report, _) = whole {
                 return Ok(report);
             }
         }
         let single = grouping == Grouping::Record;
-        let work = GroupWork { handler, fence, loaded: &loaded, refusals: Refusals::Settle };
-        let groups = by_key(deliveries).into_iter().map(|group| self.enlist_key(&work, group, single));
+        let work = GroupWork { handler, batch, loaded: &loaded, refusals: Refusals::Settle };
+        let groups = by_key(batch.deliveries).into_iter().map(|group| self.enlist_key(&work, group, single));
         stream::iter(groups)
             .buffer_unordered(self.consumer.concurrency)
             .try_fold(Report::default(), |mut sum, report| async move {
@@ -87,14 +86,18 @@ impl Runner {
     }
 
     async fn enlist_group(&self, work: &GroupWork<'_>, deliveries: &[Delivery], mut known: Known) -> Result<Group> {
+        let batch = Batch { deliveries, ..work.batch };
+        batch.spans.open(deliveries);
         let mut loaded = Cow::Borrowed(work.loaded);
         let mut conflicts = 0;
         while conflicts < CONFLICTS_MAX {
-            let folded = fold::fold_enlisted(&self.consumer, work.fence, &loaded, deliveries, &known);
-            let messages: Vec<Message> =
-                folded.handled.iter().filter_map(|at| deliveries[*at].message().cloned()).collect();
-            let fault = match self.enlist_once(&folded, work.handler, &messages).await {
+            let folded = fold::fold_enlisted(batch, &loaded, &known);
+            let handled = folded.handled.iter().filter_map(|at| deliveries[*at].message());
+            let messages: Vec<Message> = handled.map(|message| batch.spans.as_handled(message)).collect();
+            let once = self.enlist_once(&folded, work.handler, &messages);
+            let fault = match once.instrument(batch.spans.around(&messages)).await {
                 Ok(Enlistment::Settled(Settled::Committed)) => {
+                    batch.spans.settled(deliveries, &folded.settlement);
                     return Ok(Group::Settled(folded.report, folded.blocked));
                 }
                 Ok(Enlistment::Settled(Settled::Duplicates(keys))) => {
@@ -127,10 +130,7 @@ impl Runner {
                 [only] => drop(known.failures.insert(only, fault)),
                 _ if deliveries.len() > 1 => return Ok(Group::Apart),
                 _ => {
-                    return self
-                        .keep_raw(work.fence, deliveries)
-                        .await
-                        .map(|report| Group::Settled(report, HashSet::new()));
+                    return self.keep_raw(batch).await.map(|report| Group::Settled(report, HashSet::new()));
                 }
             }
         }

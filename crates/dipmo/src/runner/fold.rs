@@ -10,10 +10,13 @@ use uuid::Uuid;
 use super::Report;
 use super::dlq::dead_letter;
 use crate::consumer::{Consumer, DeadPolicy, Mode, VersionPolicy};
-use crate::inbox::{Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, Settlement, Stored};
+use crate::inbox::{
+    Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, Settlement, Stored, TimerWrite,
+};
 use crate::message::Message;
 use crate::process::{Decision, Failure, Input, Instance, Process, Stage};
 use crate::runner::instances::Instances;
+use crate::runner::spans::Spans;
 use crate::store::{ClaimedMessage, Loaded};
 
 /// Something to handle.
@@ -80,26 +83,31 @@ impl Folded {
     }
 }
 
+/// What is folded, and for whom.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Batch<'a> {
+    pub(super) consumer: &'a Consumer,
+    pub(super) fence: &'a Fence,
+    pub(super) spans: &'a Spans<'a>,
+    pub(super) deliveries: &'a [Delivery],
+}
+
 /// Folds with a process deciding on every message.
-pub(super) fn fold_process(
-    consumer: &Consumer,
-    process: &dyn Process,
-    fence: &Fence,
-    loaded: &Loaded,
-    deliveries: &[Delivery],
-    known: &Known,
-) -> Folded {
-    let mut fold = Fold::new(consumer, fence, loaded, deliveries, known);
+pub(super) fn fold_process(batch: Batch<'_>, process: &dyn Process, loaded: &Loaded, known: &Known) -> Folded {
+    let Batch { spans, deliveries, .. } = batch;
+    let mut fold = Fold::new(batch, loaded, known);
     let mut instances = Instances::new(process.name(), loaded);
     for (at, delivery) in deliveries.iter().enumerate() {
         let decide = |current: Option<&Instance>, input: Input<'_>| decide(process, current, input, loaded.now);
         match (delivery, delivery.message()) {
-            (Delivery::Timer(timer, instance), _) => fold.timer(timer, instance, &mut instances, decide),
+            (Delivery::Timer(timer, instance), _) => fold.timer((at, timer), instance, &mut instances, decide),
             (_, None) => {}
             (_, Some(message)) => {
                 let business_key = process.business_key(message);
                 fold.message(at, delivery, message, |folded| {
-                    let decision = decide(instances.get(&message.tenant, &business_key), Input::Message(message))?;
+                    let current = instances.get(&message.tenant, &business_key);
+                    let mut decision = spans.within(message, || decide(current, Input::Message(message)))?;
+                    spans.continued_by(message, &mut decision.emit);
                     let effects = instances.apply(message, &business_key, decision)?;
                     folded.note_emitted(at, &effects);
                     folded.settlement.outbox.extend(effects.outbox);
@@ -116,15 +124,9 @@ pub(super) fn fold_process(
 }
 
 /// Folds for an enlisted handler: whatever is not known to fail is taken to succeed.
-pub(super) fn fold_enlisted(
-    consumer: &Consumer,
-    fence: &Fence,
-    loaded: &Loaded,
-    deliveries: &[Delivery],
-    known: &Known,
-) -> Folded {
-    let mut fold = Fold::new(consumer, fence, loaded, deliveries, known);
-    for (at, delivery) in deliveries.iter().enumerate() {
+pub(super) fn fold_enlisted(batch: Batch<'_>, loaded: &Loaded, known: &Known) -> Folded {
+    let mut fold = Fold::new(batch, loaded, known);
+    for (at, delivery) in batch.deliveries.iter().enumerate() {
         if let Some(message) = delivery.message() {
             fold.message(at, delivery, message, |_| Ok(()));
         }
@@ -133,17 +135,17 @@ pub(super) fn fold_enlisted(
 }
 
 /// Stores everything as received; only what cannot be decoded is settled at once.
-pub(super) fn store_only(consumer: &Consumer, fence: &Fence, deliveries: &[Delivery], known: &Known) -> Folded {
+pub(super) fn store_only(batch: Batch<'_>, known: &Known) -> Folded {
     let loaded = Loaded::nothing(OffsetDateTime::UNIX_EPOCH);
-    let mut fold = Fold::new(consumer, fence, &loaded, deliveries, known);
-    for delivery in deliveries {
+    let mut fold = Fold::new(batch, &loaded, known);
+    for delivery in batch.deliveries {
         if let Delivery::Fresh { message, fault } = delivery
             && !fold.is_duplicate(message)
         {
             match fault {
                 Some(fault) => fold.undecodable(delivery, message, fault.clone()),
                 // In inline mode later messages of the key must not overtake what is only stored.
-                None if consumer.mode == Mode::Inline => {
+                None if batch.consumer.mode == Mode::Inline => {
                     fold.settle(delivery, message, Disposition::Parked, Some(Park::Draining));
                 }
                 None => fold.settle(delivery, message, Disposition::Received, None),
@@ -154,10 +156,10 @@ pub(super) fn store_only(consumer: &Consumer, fence: &Fence, deliveries: &[Deliv
 }
 
 /// Keeps what the database refuses in any other form.
-pub(super) fn keep_raw(consumer: &Consumer, fence: &Fence, deliveries: &[Delivery]) -> Folded {
+pub(super) fn keep_raw(batch: Batch<'_>) -> Folded {
     let (loaded, known) = (Loaded::nothing(OffsetDateTime::UNIX_EPOCH), Known::default());
-    let mut fold = Fold::new(consumer, fence, &loaded, deliveries, &known);
-    for delivery in deliveries {
+    let mut fold = Fold::new(batch, &loaded, &known);
+    for delivery in batch.deliveries {
         let Some(message) = delivery.message() else { continue };
         let why = "the database refuses what the message holds or what was decided on it";
         if matches!(delivery, Delivery::Fresh { .. }) {
@@ -216,6 +218,7 @@ struct KeyState {
 
 struct Fold<'a> {
     consumer: &'a Consumer,
+    spans: &'a Spans<'a>,
     loaded: &'a Loaded,
     known: &'a Known,
     keys: HashMap<&'a str, KeyState>,
@@ -226,13 +229,8 @@ struct Fold<'a> {
 }
 
 impl<'a> Fold<'a> {
-    fn new(
-        consumer: &'a Consumer,
-        fence: &Fence,
-        loaded: &'a Loaded,
-        deliveries: &'a [Delivery],
-        known: &'a Known,
-    ) -> Self {
+    fn new(batch: Batch<'a>, loaded: &'a Loaded, known: &'a Known) -> Self {
+        let Batch { consumer, fence, spans, deliveries } = batch;
         let state = |key: &str| KeyState {
             blocked: known.blocked.contains(key),
             version: loaded.versions.get(key).copied(),
@@ -241,7 +239,7 @@ impl<'a> Fold<'a> {
         let keys = deliveries.iter().map(|delivery| (delivery.key(), state(delivery.key()))).collect();
         let mut folded = Folded::default();
         folded.settlement.fence = narrow(fence, deliveries);
-        Self { consumer, loaded, known, keys, seen: HashSet::new(), dedupe_key: Uuid::nil(), folded }
+        Self { consumer, spans, loaded, known, keys, seen: HashSet::new(), dedupe_key: Uuid::nil(), folded }
     }
 
     fn key(&mut self, key: &str) -> &mut KeyState {
@@ -389,7 +387,7 @@ impl<'a> Fold<'a> {
     }
 
     fn undecodable(&mut self, delivery: &Delivery, message: &Message, fault: Fault) {
-        self.folded.settlement.outbox.extend(dead_letter(self.consumer, message, &fault));
+        self.mirror(message, &fault);
         self.settle(delivery, message, Disposition::SerdeError { fault }, None);
     }
 
@@ -397,7 +395,7 @@ impl<'a> Fold<'a> {
         match self.consumer.on_dead {
             DeadPolicy::Park => {
                 self.key(&message.key).blocked = true;
-                self.folded.settlement.outbox.extend(dead_letter(self.consumer, message, &fault));
+                self.mirror(message, &fault);
                 self.settle(delivery, message, Disposition::Dead { fault }, Some(Park::ForHead));
             }
             DeadPolicy::Skip => self.dead_letter(delivery, message, fault),
@@ -410,8 +408,15 @@ impl<'a> Fold<'a> {
 
     fn dead_letter(&mut self, delivery: &Delivery, message: &Message, fault: Fault) {
         self.passed(delivery, message);
-        self.folded.settlement.outbox.extend(dead_letter(self.consumer, message, &fault));
+        self.mirror(message, &fault);
         self.settle(delivery, message, Disposition::Dead { fault }, None);
+    }
+
+    fn mirror(&mut self, message: &Message, fault: &Fault) {
+        let mut letter = dead_letter(self.consumer, message, fault);
+        self.spans.continued_by(message, letter.as_mut_slice());
+        letter.iter_mut().for_each(|out| out.caused_by(message));
+        self.folded.settlement.outbox.extend(letter);
     }
 
     /// The message is out of the way: if its key waited behind it, the key may go on.
@@ -453,16 +458,25 @@ impl<'a> Fold<'a> {
 
     fn timer(
         &mut self,
-        timer: &FiredTimer,
+        (at, timer): (usize, &FiredTimer),
         instance: &Instance,
         instances: &mut Instances<'_>,
         decide: impl FnOnce(Option<&Instance>, Input<'_>) -> Result<Decision, Failure>,
     ) {
+        let is_this = |change: &TimerWrite| change.process_id == timer.process_id && change.name == timer.name;
+        if self.folded.settlement.timers.iter().any(is_this) {
+            // A decision before it in this batch has cancelled it or set it anew.
+            return self.folded.settlement.fired.push(timer.clone());
+        }
         let current = instances.get(&instance.tenant, &instance.business_key);
-        let outcome = decide(current, Input::Timer { name: &timer.name })
-            .and_then(|decision| instances.apply_timer(timer, instance, decision));
+        let outcome = match self.known.failures.get(&at) {
+            Some(failure) => Err(failure.clone()),
+            None => decide(current, Input::Timer { name: &timer.name })
+                .and_then(|decision| instances.apply_timer(timer, instance, decision)),
+        };
         match outcome {
             Ok(effects) => {
+                self.folded.note_emitted(at, &effects);
                 self.folded.settlement.outbox.extend(effects.outbox);
                 self.folded.settlement.timers.extend(effects.timers);
                 self.folded.settlement.fired.push(timer.clone());

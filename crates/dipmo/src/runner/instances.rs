@@ -1,6 +1,6 @@
 //! The process instances of a batch while it is folded: loaded, decided on, then written once each.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -76,7 +76,9 @@ impl<'a> Instances<'a> {
         let id = self.advance(key, instance.correlation_id.clone(), &decision, &cause)?;
         let mut outbox = decision.emit;
         for out in &mut outbox {
-            out.tenant.clone_from(&instance.tenant);
+            if out.tenant.is_empty() {
+                out.tenant.clone_from(&instance.tenant);
+            }
             out.correlation_id = out.correlation_id.take().or_else(|| instance.correlation_id.clone());
         }
         Ok(Effects { outbox, timers: timers(id, &instance.business_key, decision.timers) })
@@ -161,6 +163,7 @@ impl<'a> Instances<'a> {
             });
         }
         settlement.journal = self.journal;
+        keep_last(&mut settlement.timers);
     }
 }
 
@@ -203,6 +206,14 @@ fn detail(decision: &Decision, cause: &Cause<'_>) -> Option<Value> {
         detail.insert("note".to_owned(), note.as_str().into());
     }
     (!detail.is_empty()).then_some(Value::Object(detail))
+}
+
+/// Of several changes to one timer the last counts.
+fn keep_last(changes: &mut Vec<TimerWrite>) {
+    let mut seen = HashSet::new();
+    changes.reverse();
+    changes.retain(|change| seen.insert((change.process_id, change.name.clone())));
+    changes.reverse();
 }
 
 fn timers(process_id: Uuid, key: &str, changes: Vec<TimerChange>) -> Vec<TimerWrite> {

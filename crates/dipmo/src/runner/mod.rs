@@ -7,6 +7,7 @@ mod dlq;
 mod enlisted;
 mod fold;
 mod instances;
+mod spans;
 mod worker;
 
 pub use fold::Delivery;
@@ -20,10 +21,12 @@ use tracing::{debug, warn};
 use crate::clock::Clock;
 use crate::consumer::{Consumer, Handler, VersionPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::inbox::{Fence, Settled};
+use crate::inbox::{Fence, Settled, Settlement};
 use crate::process::{Failure, Process};
 use crate::store::{InboxStore, LoadRequest, Loaded};
-use fold::{Folded, Known};
+use crate::trace::TraceContext;
+use fold::{Batch, Folded, Known};
+use spans::Spans;
 
 /// A batch that loses this many races in a row gives its place up and is tried again later.
 const CONFLICTS_MAX: usize = 20;
@@ -65,6 +68,7 @@ pub struct Runner {
     store: Arc<dyn InboxStore>,
     consumer: Arc<Consumer>,
     clock: Clock,
+    trace: Option<Arc<dyn TraceContext>>,
 }
 
 impl std::fmt::Debug for Runner {
@@ -75,7 +79,14 @@ impl std::fmt::Debug for Runner {
 
 impl Runner {
     pub fn new(store: Arc<dyn InboxStore>, consumer: Arc<Consumer>, clock: Clock) -> Self {
-        Self { store, consumer, clock }
+        Self { store, consumer, clock, trace: None }
+    }
+
+    /// Opens a span for each message, tied to other systems' by this context.
+    #[must_use]
+    pub fn traced(mut self, trace: Option<Arc<dyn TraceContext>>) -> Self {
+        self.trace = trace;
+        self
     }
 
     pub fn store(&self) -> &Arc<dyn InboxStore> {
@@ -95,12 +106,13 @@ impl Runner {
         if !fold::covers(fence, deliveries) {
             return Err(Error::lease_lost("a bucket of this batch is not held"));
         }
-        let report = match &self.consumer.handler {
-            Handler::Process(process) => self.decide(process.clone(), fence, deliveries).await?,
-            Handler::Enlisted { handler, grouping } => {
-                self.enlist(handler.as_ref(), *grouping, fence, deliveries).await?
-            }
+        let spans = Spans::new(self.trace.as_ref(), &self.consumer.name);
+        let batch = Batch { consumer: &self.consumer, fence, spans: &spans, deliveries };
+        let handled = match &self.consumer.handler {
+            Handler::Process(process) => self.decide(process.as_ref(), batch).await,
+            Handler::Enlisted { handler, grouping } => self.enlist(handler.as_ref(), *grouping, batch).await,
         };
+        let report = handled.inspect_err(|error| spans.unsettled(error))?;
         self.count(&report);
         self.time(deliveries);
         Ok(report)
@@ -111,31 +123,27 @@ impl Runner {
         if !fold::covers(fence, deliveries) {
             return Err(Error::lease_lost("a partition of this batch is not held"));
         }
-        let report = self.in_parts(fence, deliveries, |part| self.store_part(fence, part)).await?;
+        let spans = Spans::new(None, &self.consumer.name);
+        let batch = Batch { consumer: &self.consumer, fence, spans: &spans, deliveries };
+        let report = self.in_parts(batch, |part| self.store_part(part)).await?;
         self.count(&report);
         Ok(report)
     }
 
-    async fn decide(&self, process: Arc<dyn Process>, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
-        let process = process.as_ref();
-        self.in_parts(fence, deliveries, |part| self.decide_part(process, fence, part)).await
+    async fn decide(&self, process: &dyn Process, batch: Batch<'_>) -> Result<Report> {
+        self.in_parts(batch, |part| self.decide_part(process, part)).await
     }
 
     /// Takes a batch apart that holds something the database refuses, until only the culprit is left,
     /// and keeps that as raw bytes. Halves follow each other, which keeps the order of every key.
-    async fn in_parts<'a, F>(
-        &self,
-        fence: &Fence,
-        deliveries: &'a [Delivery],
-        handle: impl Fn(&'a [Delivery]) -> F,
-    ) -> Result<Report>
+    async fn in_parts<'a, F>(&self, batch: Batch<'a>, handle: impl Fn(Batch<'a>) -> F) -> Result<Report>
     where
         F: Future<Output = Result<Report>>,
     {
         let mut report = Report::default();
-        let mut parts = vec![deliveries];
+        let mut parts = vec![batch.deliveries];
         while let Some(part) = parts.pop() {
-            match handle(part).await {
+            match handle(Batch { deliveries: part, ..batch }).await {
                 Ok(done) => report += done,
                 Err(error) if error.kind() == ErrorKind::Poison && part.len() > 1 => {
                     let (first, second) = part.split_at(part.len() / 2);
@@ -143,7 +151,7 @@ impl Runner {
                 }
                 Err(error) if error.kind() == ErrorKind::Poison => {
                     warn!(consumer = self.consumer.name, %error, "a message cannot be stored as it is");
-                    report += self.keep_raw(fence, part).await?;
+                    report += self.keep_raw(Batch { deliveries: part, ..batch }).await?;
                 }
                 Err(error) => return Err(error),
             }
@@ -152,19 +160,25 @@ impl Runner {
     }
 
     /// The last resort: position and bytes only, as SERDE_ERROR, or DEAD where it is stored already.
-    async fn keep_raw(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
-        let folded = fold::keep_raw(&self.consumer, fence, deliveries);
+    async fn keep_raw(&self, batch: Batch<'_>) -> Result<Report> {
+        let folded = fold::keep_raw(batch);
         match self.store.settle(&folded.settlement).await? {
-            Settled::Committed => Ok(folded.report),
-            Settled::Duplicates(_) => Ok(Report { duplicates: deliveries.len(), ..Report::default() }),
+            Settled::Committed => {
+                batch.spans.settled(batch.deliveries, &folded.settlement);
+                Ok(folded.report)
+            }
+            Settled::Duplicates(_) => {
+                batch.spans.settled(batch.deliveries, &Settlement::default());
+                Ok(Report { duplicates: batch.deliveries.len(), ..Report::default() })
+            }
             Settled::VersionsTaken(_) | Settled::Conflict => Err(self.too_many_conflicts()),
         }
     }
 
-    async fn store_part(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+    async fn store_part(&self, batch: Batch<'_>) -> Result<Report> {
         let mut known = Known::default();
         for _ in 0..CONFLICTS_MAX {
-            let folded = fold::store_only(&self.consumer, fence, deliveries, &known);
+            let folded = fold::store_only(batch, &known);
             if self.settle(&folded, &mut known).await? {
                 return Ok(folded.report);
             }
@@ -172,13 +186,18 @@ impl Runner {
         Err(self.too_many_conflicts())
     }
 
-    async fn decide_part(&self, process: &dyn Process, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+    async fn decide_part(&self, process: &dyn Process, batch: Batch<'_>) -> Result<Report> {
+        let Batch { spans, deliveries, .. } = batch;
+        spans.open(deliveries);
         let mut known = Known::default();
         for _ in 0..CONFLICTS_MAX {
             let loaded = self.load(Some(process), deliveries).await?;
-            let folded = fold::fold_process(&self.consumer, process, fence, &loaded, deliveries, &known);
+            let folded = fold::fold_process(batch, process, &loaded, &known);
             match self.settle(&folded, &mut known).await {
-                Ok(true) => return Ok(folded.report),
+                Ok(true) => {
+                    spans.settled(deliveries, &folded.settlement);
+                    return Ok(folded.report);
+                }
                 Ok(false) => {}
                 // It is the decision that cannot be stored: the message fails, with its envelope intact.
                 Err(error)

@@ -17,6 +17,7 @@ use crate::shutdown::Shutdown;
 use crate::store::postgres::Db;
 use crate::store::postgres::inbox::PgInbox;
 use crate::store::{Claimed, InboxStore};
+use crate::trace::TraceContext;
 use crate::wake::{Wake, WakeListener};
 
 /// A worker with nothing to do looks again after this long, or when it is woken.
@@ -64,6 +65,13 @@ impl Worker {
     /// A worker over any store.
     pub fn with(runner: Runner, owner: String, wake: &Wake) -> Self {
         Self { runner, owner, wake: wake.listen(), held: Fence::new(), renewed: None, unsettled: None }
+    }
+
+    /// Opens a span for each message, tied to other systems' by this context.
+    #[must_use]
+    pub fn traced(mut self, trace: Option<Arc<dyn TraceContext>>) -> Self {
+        self.runner = self.runner.traced(trace);
+        self
     }
 
     /// Works until asked to stop, then gives its buckets back.

@@ -1,8 +1,9 @@
 //! Kafka: how to reach it, and the sending side. The receiving side is `kafka_source`.
 //!
 //! Promise: rows leave in the order given, pipelined, with acks=all from an idempotent producer, and every
-//! call ends within the send timeout and a little. Not promised: that a row whose outcome is unknown did
-//! not arrive.
+//! call ends within the send timeout and a little. Rows of transactional topics are visible together with
+//! those of their database transaction, or not at all (`kafka_transactions`). Not promised: that a row
+//! whose outcome is unknown did not arrive.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -19,15 +20,16 @@ use tokio::sync::oneshot;
 use tracing::warn;
 
 use super::kafka_headers::headers;
+use super::kafka_transactions::Transactions;
 use super::{Outcome, Outgoing, Publisher, Refusal};
 use crate::error::{Error, Result};
 
 /// After a purge librdkafka reports what it dropped within moments; this is only a bound.
 const PURGE_WAIT: Duration = Duration::from_secs(2);
 /// How long to let the queue of librdkafka empty before the next try.
-const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
+pub(super) const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
 /// Other tasks of the thread get a turn after this many rows.
-const YIELD_ROWS: usize = 512;
+pub(super) const YIELD_ROWS: usize = 512;
 
 /// How to reach a Kafka cluster, and how to send to it.
 #[derive(Clone)]
@@ -41,6 +43,14 @@ pub struct KafkaOptions {
     pub linger: Duration,
     /// What has not been acknowledged after this long counts as unknown.
     pub send_timeout: Duration,
+    /// Topics that are written in Kafka transactions: names, or `*` for all.
+    pub transactional_topics: Vec<String>,
+    /// What the transactional ids begin with; `-` and the shard follow. Whatever sends from the same outbox
+    /// must have the same, whatever does not must have another.
+    pub transactional_id: String,
+    /// A transaction that its relay has left open hides what follows it from readers for this long at
+    /// most. Not more than `transaction.max.timeout.ms` of the brokers.
+    pub transaction_timeout: Duration,
     /// Any librdkafka setting, secrets included; only the names are ever printed.
     pub settings: BTreeMap<String, String>,
 }
@@ -53,8 +63,20 @@ impl KafkaOptions {
             producer: None,
             linger: Duration::ZERO,
             send_timeout: Duration::from_secs(10),
+            transactional_topics: Vec::new(),
+            transactional_id: "dipmo".to_owned(),
+            transaction_timeout: Duration::from_secs(60),
             settings: BTreeMap::new(),
         }
+    }
+
+    /// Whether the topic is written in Kafka transactions.
+    pub fn is_transactional(&self, topic: &str) -> bool {
+        self.transactional_topics.iter().any(|name| name == "*" || name == topic)
+    }
+
+    pub(super) fn transactional_id_of(&self, shard: i16) -> String {
+        format!("{}-{shard}", self.transactional_id)
     }
 
     /// What producers and consumers have in common.
@@ -88,6 +110,20 @@ impl KafkaOptions {
             .set("message.timeout.ms", (self.send_timeout.as_millis() * 3).to_string());
         config
     }
+
+    pub(super) fn transactional_config(&self, id: &str) -> ClientConfig {
+        let mut config = self.producer_config();
+        // librdkafka refuses messages that outlive their transaction.
+        let message_timeout = (self.send_timeout * 3).min(self.transaction_timeout);
+        config
+            .set("transactional.id", id)
+            .set("transaction.timeout.ms", self.transaction_timeout.as_millis().to_string())
+            .set("message.timeout.ms", message_timeout.as_millis().to_string())
+            // There is one for each shard, so each holds little.
+            .set("queue.buffering.max.messages", "20000")
+            .set("queue.buffering.max.kbytes", "16384");
+        config
+    }
 }
 
 impl fmt::Debug for KafkaOptions {
@@ -97,6 +133,9 @@ impl fmt::Debug for KafkaOptions {
             .field("client_id", &self.client_id)
             .field("linger", &self.linger)
             .field("send_timeout", &self.send_timeout)
+            .field("transactional_topics", &self.transactional_topics)
+            .field("transactional_id", &self.transactional_id)
+            .field("transaction_timeout", &self.transaction_timeout)
             .field("settings", &self.settings.keys())
             .finish_non_exhaustive()
     }
@@ -110,6 +149,7 @@ pub struct KafkaPublisher {
     deliveries: Deliveries,
     client: Mutex<Arc<Client>>,
     batches: AtomicU32,
+    transactions: Transactions,
 }
 
 impl KafkaPublisher {
@@ -117,7 +157,13 @@ impl KafkaPublisher {
     pub fn new(options: KafkaOptions) -> Result<Self> {
         let deliveries = Deliveries::default();
         let client = make(&options, &deliveries)?;
-        Ok(Self { options, deliveries, client: Mutex::new(Arc::new(client)), batches: AtomicU32::new(0) })
+        Ok(Self {
+            options,
+            deliveries,
+            client: Mutex::new(Arc::new(client)),
+            batches: AtomicU32::new(0),
+            transactions: Transactions::new(),
+        })
     }
 
     fn client(&self) -> Arc<Client> {
@@ -141,11 +187,7 @@ impl KafkaPublisher {
 
     /// Hands a row to librdkafka, which copies it.
     async fn enqueue(&self, client: &Client, row: &Outgoing<'_>, opaque: usize) -> Result<(), Outcome> {
-        let millis = (row.occurred_at.unix_timestamp_nanos() / 1_000_000).try_into().unwrap_or(0);
-        let mut record: BaseRecord<'_, str, [u8], usize> =
-            BaseRecord::with_opaque_to(row.topic, opaque).key(row.key).timestamp(millis);
-        record.headers = Some(headers(row, self.options.producer.as_deref())?);
-        record.payload = row.payload;
+        let mut record = record(row, self.options.producer.as_deref(), opaque)?;
         let give_up = tokio::time::Instant::now() + self.options.send_timeout;
         loop {
             match client.send(record) {
@@ -160,11 +202,13 @@ impl KafkaPublisher {
             }
         }
     }
-}
 
-#[async_trait]
-impl Publisher for KafkaPublisher {
-    async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+    /// Rows of topics that are not transactional.
+    async fn publish_plain(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        if rows.is_empty() {
+            // A batch of nothing is never told to be done.
+            return Vec::new();
+        }
         let client = self.client();
         let batch = self.batches.fetch_add(1, Ordering::Relaxed);
         let done = self.deliveries.open(batch, rows.len());
@@ -192,6 +236,30 @@ impl Publisher for KafkaPublisher {
     }
 }
 
+#[async_trait]
+impl Publisher for KafkaPublisher {
+    async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        let whole = |row: &&Outgoing<'_>| self.options.is_transactional(row.topic);
+        if !rows.iter().any(|row| whole(&row)) {
+            return self.publish_plain(rows).await;
+        }
+        let (transactional, plain): (Vec<Outgoing<'_>>, Vec<Outgoing<'_>>) = rows.iter().partition(whole);
+        let together = self.transactions.publish(&self.options, &transactional);
+        let (plain, together) = tokio::join!(self.publish_plain(&plain), together);
+        let (mut plain, mut together) = (plain.into_iter(), together.into_iter());
+        let outcome = |row| if whole(&row) { together.next() } else { plain.next() };
+        rows.iter().map(outcome).map(|outcome| outcome.expect("every row has its outcome")).collect()
+    }
+
+    fn keeps_whole(&self, topic: &str) -> bool {
+        self.options.is_transactional(topic)
+    }
+
+    fn forget(&self, shards: &[i16]) {
+        self.transactions.forget(shards);
+    }
+}
+
 impl fmt::Debug for KafkaPublisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KafkaPublisher").field("options", &self.options).finish_non_exhaustive()
@@ -203,12 +271,25 @@ fn make(options: &KafkaOptions, deliveries: &Deliveries) -> Result<Client> {
     options.producer_config().create_with_context(deliveries.clone()).map_err(failed)
 }
 
+/// A row as librdkafka takes it.
+pub(super) fn record<'a>(
+    row: &Outgoing<'a>,
+    producer: Option<&str>,
+    opaque: usize,
+) -> Result<BaseRecord<'a, str, [u8], usize>, Outcome> {
+    let millis = (row.occurred_at.unix_timestamp_nanos() / 1_000_000).try_into().unwrap_or(0);
+    let mut record = BaseRecord::with_opaque_to(row.topic, opaque).key(row.key).timestamp(millis);
+    record.headers = Some(headers(row, producer)?);
+    record.payload = row.payload;
+    Ok(record)
+}
+
 fn opaque(batch: u32, n: usize) -> usize {
     ((batch as usize) << 32) | n
 }
 
 /// What a failure means for the row.
-fn judge(error: &KafkaError) -> Outcome {
+pub(super) fn judge(error: &KafkaError) -> Outcome {
     let code = error.rdkafka_error_code();
     let name = code.map_or_else(|| "KAFKA".to_owned(), |code| format!("KAFKA_{code:?}"));
     let refusal = Refusal::new(name, code.map_or_else(|| error.to_string(), |code| code.to_string()));

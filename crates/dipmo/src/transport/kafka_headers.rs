@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use rdkafka::message::{Header, OwnedHeaders};
 use serde_json::{Map, Value};
 
-use super::{Outcome, Outgoing, Refusal};
+use super::{DEBEZIUM_HEADERS, Outcome, Outgoing, Refusal};
 
 /// Names that the envelope owns: a header of the row by such a name is left out.
 const ENVELOPE: [&str; 12] = [
@@ -26,6 +26,11 @@ const ENVELOPE: [&str; 12] = [
 /// Headers as section 10.1 of the event format names them, and the rest of the envelope.
 pub(super) fn headers(row: &Outgoing<'_>, producer: Option<&str>) -> Result<OwnedHeaders, Outcome> {
     let mut text = String::with_capacity(40);
+    if row.headers == Some(DEBEZIUM_HEADERS) {
+        let _ = write!(text, "{}", row.message_id);
+        let headers = OwnedHeaders::new_with_capacity(2).insert(Header { key: "id", value: Some(&text) });
+        return Ok(headers.insert(Header { key: "event_type", value: Some(row.event_type) }));
+    }
     let mut headers = OwnedHeaders::new_with_capacity(ENVELOPE.len());
     let add = |headers: OwnedHeaders, key: &str, value: &str| headers.insert(Header { key, value: Some(value) });
     let _ = write!(text, "{}", row.message_id);
@@ -97,6 +102,8 @@ mod tests {
     fn row(headers: Option<&'static str>) -> Outgoing<'static> {
         Outgoing {
             id: 1,
+            shard: 16,
+            transaction: 0,
             message_id: Uuid::nil(),
             topic: "t",
             key: "k",

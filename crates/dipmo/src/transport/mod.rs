@@ -1,8 +1,11 @@
 //! Brokers and other places that messages come from and go to, one file each.
 
 pub mod kafka;
+mod kafka_groups;
 mod kafka_headers;
 pub(crate) mod kafka_source;
+mod kafka_transaction;
+mod kafka_transactions;
 mod record;
 
 pub use record::Record;
@@ -11,10 +14,17 @@ use async_trait::async_trait;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+/// As the headers of a row: it gets those that Debezium's outbox router gives, and no others. Written as
+/// PostgreSQL prints it, so that it survives being kept in the outbox.
+pub(crate) const DEBEZIUM_HEADERS: &str = r#"{"$layout": "debezium"}"#;
+
 /// A row of the outbox on its way out; it borrows from the batch it was read in.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
     pub id: i64,
+    pub shard: i16,
+    /// Rows of one database transaction have the same number and stand together; 0 is unknown.
+    pub transaction: u64,
     pub message_id: Uuid,
     pub topic: &'a str,
     /// Order is kept within (topic, key).
@@ -70,4 +80,16 @@ pub trait Publisher: Send + Sync + 'static {
     /// Within (topic, key) a row that is known to have failed must not be followed: those behind it are
     /// [`Outcome::Held`]. The call ends within a bounded time, whatever the broker does.
     async fn publish(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome>;
+
+    /// Whether rows of this topic are visible together with the others of their database transaction or
+    /// not at all. Who calls must bring such a transaction whole, in one call.
+    ///
+    /// When one row of it cannot be sent, none is: the first row of each (topic, key) in it tells why,
+    /// naming the row to blame, and the others are [`Outcome::Held`].
+    fn keeps_whole(&self, _topic: &str) -> bool {
+        false
+    }
+
+    /// The shards were lost, or taken anew: the next rows of theirs must shut out whoever sent them before.
+    fn forget(&self, _shards: &[i16]) {}
 }

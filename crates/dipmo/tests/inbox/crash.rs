@@ -10,7 +10,7 @@ use dipmo::runner::Delivery;
 use dipmo::store::InboxStore;
 use dipmo::store::postgres::inbox::PgInbox;
 
-use crate::support::faulty::{Faulty, When};
+use crate::support::hooked::{FailsAt, Hooked, When};
 use crate::support::{World, fresh};
 use crate::{Diary, pages};
 
@@ -69,8 +69,8 @@ async fn any_store_call_may_fail_before_or_after_it_took_effect() {
             let world = World::new().await;
             let diary = Diary::refusing_times("1", Failure::transient("AWAY", "away"), 3);
             let consumer = Arc::new(Consumer::process("diary", diary).from_kafka(&["orders"]));
-            let inner: Arc<dyn InboxStore> = Arc::new(PgInbox::register(world.db.clone(), &consumer).await.unwrap());
-            let store = Arc::new(Faulty::new(inner, fails_at, when));
+            let inner = PgInbox::register(world.db.clone(), &consumer).await.unwrap();
+            let store = Arc::new(Hooked::new(inner, FailsAt(fails_at, when)));
             duplicate_windows += run(&world, store.clone(), consumer).await;
             check(&world, &format!("call {fails_at} fails {when:?}")).await;
             // The calls of the idle rounds at the end are alike.

@@ -34,11 +34,15 @@ impl EnlistedHandler for Scribe {
 
 async fn world() -> World {
     let world = World::new().await;
-    world.execute("create table dipmo.written (n bigint generated always as identity, key text, body text)").await;
+    create_table(&world).await;
     world
 }
 
-fn scribe(world: &World, diary: &Diary, grouping: Grouping) -> Consumer {
+pub async fn create_table(world: &World) {
+    world.execute("create table dipmo.written (n bigint generated always as identity, key text, body text)").await;
+}
+
+pub fn scribe(world: &World, diary: &Diary, grouping: Grouping) -> Consumer {
     let handler =
         Scribe { schema: world.db.schema().to_owned(), diary: diary.clone(), transactions: AtomicUsize::new(0) };
     Consumer::new("scribe", Handler::Enlisted { handler: Arc::new(handler), grouping }).from_kafka(&["orders"])

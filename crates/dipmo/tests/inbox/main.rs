@@ -13,6 +13,8 @@ mod hot_key;
 mod poison;
 mod process;
 mod statements;
+mod timers;
+mod traces;
 mod versions;
 mod workers;
 

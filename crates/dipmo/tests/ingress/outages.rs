@@ -7,7 +7,7 @@ use dipmo::consumer::Consumer;
 use dipmo::ingress::KafkaIngress;
 use dipmo::runner::{Runner, Worker};
 use dipmo::shutdown::ShutdownTrigger;
-use dipmo::store::InboxStore;
+use dipmo::store::InboxStore as _;
 use dipmo::store::postgres::inbox::PgInbox;
 use dipmo::wake::Wake;
 use rand::RngExt;
@@ -16,7 +16,7 @@ use rand::rngs::StdRng;
 use testbed::{Kafka, KafkaOptions, Postgres, PostgresOptions};
 
 use crate::support::World;
-use crate::support::faulty::{Faulty, When};
+use crate::support::hooked::{FailsAt, Hooked, When};
 use crate::support::kafka::Topic;
 use crate::{PATIENCE, Running, check_numbers, consumer, numbers, until};
 
@@ -59,9 +59,9 @@ async fn a_crash_between_inbox_and_offset_has_no_effect() {
     let (world, topic) = (World::real_time().await, Topic::new(1).await);
     let consumer = Arc::new(consumer(&topic));
     topic.send_all(numbers(5, 0..20)).await;
-    let inner: Arc<dyn InboxStore> = Arc::new(PgInbox::register(world.db.clone(), &consumer).await.unwrap());
+    let inner = PgInbox::register(world.db.clone(), &consumer).await.unwrap();
     // Call 0 loads, call 1 settles: it takes effect, but the node never hears of it and dies.
-    let store = Arc::new(Faulty::new(inner, 1, When::After));
+    let store = Arc::new(Hooked::new(inner, FailsAt(1, When::After)));
     let runner = Runner::new(store.clone(), consumer.clone(), world.clock.clone());
     let wake = Wake::default();
     let ingress = KafkaIngress::with(runner, topic.options(), "dying".into(), wake).unwrap();

@@ -5,11 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dipmo::OutMessage;
 use dipmo::backoff::RetryPolicy;
 use dipmo::consumer::Consumer;
-use dipmo::handler::EnlistedHandler;
-use dipmo::inbox::{Fence, FiredTimer, Held, Settled, Settlement};
 use dipmo::ingress::KafkaIngress;
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use dipmo::relay::{Relay, RelayOptions};
@@ -17,14 +14,14 @@ use dipmo::runner::{Runner, Worker};
 use dipmo::shutdown::{Shutdown, ShutdownTrigger};
 use dipmo::store::postgres::inbox::PgInbox;
 use dipmo::store::postgres::{Db, DbOptions};
-use dipmo::store::{Claimed, Enlistment, InboxStore, LoadRequest, Loaded, TakenPartition, Work};
 use dipmo::transport::kafka::{KafkaOptions, KafkaPublisher};
 use dipmo::transport::{Outcome, Outgoing, Publisher};
 use dipmo::wake::Wake;
-use dipmo::{Message, Result};
+use dipmo::{OutMessage, Result};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::support::hooked::{Call, Hook, Hooked};
 use crate::support::{kafka, postgres_url};
 
 pub const KILLER_KEY: &str = "key-3";
@@ -99,8 +96,8 @@ pub async fn run_here(db: Db, bootstrap: &str, input: &str, output: &str, shutdo
     let consumer = Consumer::process("numbers", process).from_kafka(&[input]);
     let consumer = Arc::new(Consumer { batch_max: 10, lease: LEASE, retry, ..consumer });
     let inner = PgInbox::register(db.clone(), &consumer).await.unwrap();
-    let store =
-        Arc::new(Fused { inner, before: Fuse::at(Death::BeforeInboxCommit), after: Fuse::at(Death::AfterInboxCommit) });
+    let fused = Fused { before: Fuse::at(Death::BeforeInboxCommit), after: Fuse::at(Death::AfterInboxCommit) };
+    let store = Arc::new(Hooked::new(inner, fused));
     let (name, wake) = (format!("node-{}", Uuid::now_v7()), Wake::default());
     let runner = Runner::new(store, consumer, db.clock().clone());
     let mut kafka = KafkaOptions::new(bootstrap);
@@ -151,58 +148,25 @@ impl Process for Numbers {
     }
 }
 
+/// Around the commit of a batch.
 struct Fused {
-    inner: PgInbox,
     before: Fuse,
     after: Fuse,
 }
 
-#[async_trait]
-impl InboxStore for Fused {
-    async fn settle(&self, settlement: &Settlement) -> Result<Settled> {
-        self.before.pass();
-        let settled = self.inner.settle(settlement).await;
-        self.after.pass();
-        settled
+impl Hook for Fused {
+    fn before(&self, call: Call) -> Result<()> {
+        if call.name == "settle" {
+            self.before.pass();
+        }
+        Ok(())
     }
-    async fn load(&self, request: &LoadRequest) -> Result<Loaded> {
-        self.inner.load(request).await
-    }
-    async fn enlist(&self, s: &Settlement, handler: &dyn EnlistedHandler, messages: &[Message]) -> Result<Enlistment> {
-        self.inner.enlist(s, handler, messages).await
-    }
-    async fn take_partition(&self, topic: &str, partition: i32, owner: &str) -> Result<TakenPartition> {
-        self.inner.take_partition(topic, partition, owner).await
-    }
-    async fn clear_stall(&self, held: &Held) -> Result<()> {
-        self.inner.clear_stall(held).await
-    }
-    async fn lease_buckets(&self, owner: &str, held: &Fence, lease: Duration) -> Result<Fence> {
-        self.inner.lease_buckets(owner, held, lease).await
-    }
-    async fn release_buckets(&self, held: &Fence) -> Result<()> {
-        self.inner.release_buckets(held).await
-    }
-    async fn probe(&self, fence: &Fence) -> Result<Work> {
-        self.inner.probe(fence).await
-    }
-    async fn claim_received(&self, fence: &Fence, max: usize) -> Result<Claimed> {
-        self.inner.claim_received(fence, max).await
-    }
-    async fn claim_due(&self, fence: &Fence, max: usize) -> Result<Claimed> {
-        self.inner.claim_due(fence, max).await
-    }
-    async fn claim_draining(&self, fence: &Fence, max: usize) -> Result<Claimed> {
-        self.inner.claim_draining(fence, max).await
-    }
-    async fn free_drained(&self, fence: &Fence) -> Result<usize> {
-        self.inner.free_drained(fence).await
-    }
-    async fn due_timers(&self, fence: &Fence, max: usize) -> Result<Vec<(FiredTimer, Instance)>> {
-        self.inner.due_timers(fence, max).await
-    }
-    async fn backlog(&self, max: usize) -> Result<usize> {
-        self.inner.backlog(max).await
+
+    fn after(&self, call: Call) -> Result<()> {
+        if call.name == "settle" {
+            self.after.pass();
+        }
+        Ok(())
     }
 }
 

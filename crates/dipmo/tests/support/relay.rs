@@ -1,7 +1,11 @@
-//! What the tests of the relay need: a schema of its own, writers, and a publisher that follows a script.
+//! What the tests of the relay need: a world, writers, and a publisher that follows a script.
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(unreachable_pub, missing_debug_implementations, reason = "shared by several test binaries")]
+
+mod world;
+
+pub use world::*;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -9,71 +13,14 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use dipmo::backoff::RetryPolicy;
-use dipmo::clock::Clock;
 use dipmo::relay::{HorizonOptions, Relay, RelayOptions, RelayStep};
-use dipmo::store::postgres::{Db, DbOptions, schema};
 use dipmo::transport::{Outcome, Outgoing, Publisher, Refusal};
-use time::OffsetDateTime;
 use tokio::sync::Notify;
-use uuid::Uuid;
-
-/// The private PostgreSQL of this test run.
-pub fn postgres_url() -> String {
-    std::env::var("DIPMO_TEST_POSTGRES").expect("run the tests by `cargo xtask test`, which starts the servers")
-}
-
-/// A freshly migrated schema.
-pub struct World {
-    pub db: Db,
-    pub clock: Clock,
-    pub url: String,
-}
 
 impl World {
-    /// A world whose time stands still until the test moves it.
-    pub async fn new() -> Self {
-        Self::on(&postgres_url(), Clock::manual(OffsetDateTime::now_utc())).await
-    }
-
-    pub async fn real_time() -> Self {
-        Self::on(&postgres_url(), Clock::database()).await
-    }
-
-    pub async fn on(url: &str, clock: Clock) -> Self {
-        let schema = format!("t{}", Uuid::now_v7().simple());
-        let db =
-            Db::open(DbOptions { schema, connections_max: 8, clock: clock.clone(), ..DbOptions::new(url) }).unwrap();
-        schema::migrate(&db).await.unwrap();
-        Self { db, clock, url: url.to_owned() }
-    }
-
-    /// Another process on the same schema.
-    pub fn another_db(&self) -> Db {
-        let (schema, clock) = (self.db.schema().to_owned(), self.clock.clone());
-        Db::open(DbOptions { schema, connections_max: 4, clock, ..DbOptions::new(&self.url) }).unwrap()
-    }
-
     /// A connection of a writer, outside any pool.
     pub async fn writer(&self) -> tokio_postgres::Client {
-        connect(&self.url, "writer").await.unwrap()
-    }
-
-    pub fn sql(&self, sql: &str) -> String {
-        sql.replace("dipmo.", &format!("{}.", self.db.schema()))
-    }
-
-    pub async fn execute(&self, sql: &str) {
-        self.db.client().await.unwrap().batch_execute(&self.sql(sql)).await.unwrap();
-    }
-
-    /// One column of a query, as text.
-    pub async fn texts(&self, sql: &str) -> Vec<String> {
-        let rows = self.db.client().await.unwrap().query(&self.sql(sql), &[]).await.unwrap();
-        rows.iter().map(|row| row.get::<_, Option<String>>(0).unwrap_or_else(|| "-".into())).collect()
-    }
-
-    pub async fn count(&self, from: &str) -> i64 {
-        self.texts(&format!("select count(*)::text from {from}")).await[0].parse().unwrap()
+        self.another_session("writer").await
     }
 
     /// Appends messages `key:1`, `key:2` and so on, each in a transaction of its own.
@@ -103,20 +50,6 @@ impl World {
     pub async fn states(&self, key: &str) -> Vec<String> {
         self.texts(&format!("select state from dipmo.outbox_status where key = '{key}' order by id")).await
     }
-
-    pub fn advance(&self, seconds: u64) {
-        self.clock.advance(Duration::from_secs(seconds));
-    }
-}
-
-pub async fn connect(url: &str, name: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
-    let mut config: tokio_postgres::Config = url.parse().unwrap();
-    config.application_name(name);
-    let (client, connection) = config.connect(tokio_postgres::NoTls).await?;
-    tokio::spawn(async move {
-        let _ = connection.await;
-    });
-    Ok(client)
 }
 
 /// Options under which every step looks after everything, so that a test needs no waiting.

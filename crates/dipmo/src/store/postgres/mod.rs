@@ -16,11 +16,15 @@ mod process;
 pub(crate) mod relay;
 pub(crate) mod relay_internal;
 pub(crate) mod relay_lease;
+pub(crate) mod relay_out;
 pub(crate) mod relay_rows;
+pub(crate) mod relay_wal;
 pub mod schema;
 mod settle;
 mod tls;
 pub(crate) mod upkeep;
+#[allow(dead_code, reason = "the relay that reads the WAL is built on it")]
+pub(crate) mod wal;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -223,7 +227,12 @@ pub(crate) async fn commit(tx: Transaction<'_>) -> Result<()> {
 /// Turns what the server said into what the caller should do. The first line of a statement names it.
 pub(crate) fn failed(statement: &str, error: tokio_postgres::Error) -> Error {
     let name = statement.trim_start().lines().next().unwrap_or("").trim_start_matches("-- ");
-    let kind = match error.code().map(|code| code.code()) {
+    Error::new(kind_of(error.code().map(|code| code.code())), format!("database: {name}")).source(error)
+}
+
+/// What to do about an error with this SQLSTATE; none means that the server said nothing.
+fn kind_of(code: Option<&str>) -> ErrorKind {
+    match code {
         None => ErrorKind::Unavailable,
         // Connection, rollback, resources, lock not available, operator intervention, system error.
         Some(code) if ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => {
@@ -236,8 +245,7 @@ pub(crate) fn failed(statement: &str, error: tokio_postgres::Error) -> Error {
         Some(code) if code.starts_with("22") || code.starts_with("54") || code == "23514" => ErrorKind::Poison,
         Some("42P01" | "3F000" | "42883" | "42703" | "42501" | "28P01" | "28000" | "3D000") => ErrorKind::Invalid,
         Some(_) => ErrorKind::Bug,
-    };
-    Error::new(kind, format!("database: {name}")).source(error)
+    }
 }
 
 fn valid_schema_name(name: &str) -> Result<()> {

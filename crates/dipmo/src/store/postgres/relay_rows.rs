@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use time::OffsetDateTime;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::columns::column;
 use super::relay::Link;
+use super::relay_out::OutRow;
 use crate::error::Result;
-use crate::transport::Outgoing;
 
 // The columns of a row to send are read by position in [`OutRow`].
 const FRESH: &str = "
@@ -217,60 +216,6 @@ impl OpenRow {
     }
 }
 
-/// A row as read; [`OutRow::outgoing`] borrows from it.
-#[derive(Debug)]
-pub(crate) struct OutRow(Row);
-
-impl OutRow {
-    pub(crate) fn shard(&self) -> i16 {
-        self.0.get(0)
-    }
-
-    pub(crate) fn id(&self) -> i64 {
-        self.0.get(1)
-    }
-
-    pub(crate) fn destination(&self) -> &str {
-        self.0.get(3)
-    }
-
-    pub(crate) fn key(&self) -> &str {
-        self.0.get(4)
-    }
-
-    /// About what it takes in memory.
-    pub(crate) fn size(&self) -> usize {
-        self.0.raw_size_bytes()
-    }
-
-    pub(crate) fn created_at(&self) -> OffsetDateTime {
-        self.0.get(17)
-    }
-
-    pub(crate) fn outgoing(&self) -> Outgoing<'_> {
-        let row = &self.0;
-        let destination: &str = row.get(3);
-        Outgoing {
-            id: row.get(1),
-            message_id: row.get::<_, Uuid>(2),
-            topic: destination.strip_prefix("KAFKA:").unwrap_or(destination),
-            key: row.get(4),
-            tenant: row.get(5),
-            aggregate_type: row.get(6),
-            aggregate_id: row.get(7),
-            aggregate_version: row.get(8),
-            event_type: row.get(9),
-            event_version: row.get(10),
-            correlation_id: row.get(11),
-            causation_id: row.get(12),
-            traceparent: row.get(13),
-            headers: row.get(14),
-            payload: row.get(15),
-            occurred_at: row.get(16),
-        }
-    }
-}
-
 /// What is read of a row that stays in the database.
 #[derive(Debug, Clone)]
 pub(crate) struct IdRow {
@@ -293,7 +238,7 @@ pub(crate) type LateRanges = (Vec<i16>, Vec<i64>, Vec<i64>);
 
 impl Link {
     pub(crate) async fn read_fresh(&self, (shards, after): &Cursors, upto: i64, limit: i64) -> Result<Vec<OutRow>> {
-        Ok(self.query(FRESH, &[shards, after, &upto, &limit]).await?.into_iter().map(OutRow).collect())
+        Ok(self.query(FRESH, &[shards, after, &upto, &limit]).await?.into_iter().map(OutRow::Table).collect())
     }
 
     pub(crate) async fn read_fresh_ids(&self, cursors: &Cursors, upto: i64, limit: i64) -> Result<Vec<IdRow>> {
@@ -302,7 +247,7 @@ impl Link {
     }
 
     pub(crate) async fn read_late(&self, (shards, low, high): &LateRanges, limit: i64) -> Result<Vec<OutRow>> {
-        Ok(self.query(LATE, &[shards, low, high, &limit]).await?.into_iter().map(OutRow).collect())
+        Ok(self.query(LATE, &[shards, low, high, &limit]).await?.into_iter().map(OutRow::Table).collect())
     }
 
     pub(crate) async fn read_late_ids(&self, ranges: &LateRanges, limit: i64) -> Result<Vec<IdRow>> {
@@ -312,7 +257,7 @@ impl Link {
 
     pub(crate) async fn read_by_id(&self, ids: &[(i16, i64)]) -> Result<Vec<OutRow>> {
         let (shards, ids): (Vec<i16>, Vec<i64>) = ids.iter().copied().unzip();
-        Ok(self.query(BY_ID, &[&shards, &ids]).await?.into_iter().map(OutRow).collect())
+        Ok(self.query(BY_ID, &[&shards, &ids]).await?.into_iter().map(OutRow::Table).collect())
     }
 
     pub(crate) async fn begin(&self) -> Result<()> {

@@ -16,8 +16,10 @@ pub struct Migration {
     sql: &'static str,
 }
 
-pub const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "spine", sql: include_str!("../../../migrations/postgres/0001_spine.sql") }];
+pub const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "spine", sql: include_str!("../../../migrations/postgres/0001_spine.sql") },
+    Migration { version: 2, name: "wal", sql: include_str!("../../../migrations/postgres/0002_wal.sql") },
+];
 
 /// The oldest server the SQL is written for, as `server_version_num`.
 const SERVER_VERSION_MIN: i32 = 150_000;

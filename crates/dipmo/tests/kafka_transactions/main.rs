@@ -1,0 +1,13 @@
+//! Kafka transactions on a real broker: what readers see of a database transaction, all of it or nothing,
+//! whoever fails in the middle.
+#![allow(unreachable_pub, dead_code, missing_debug_implementations, reason = "nothing outside uses a test")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../support/kafka.rs"]
+mod kafka;
+
+mod fenced;
+mod killed;
+mod outages;
+mod scene;
+mod whole;
