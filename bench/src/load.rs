@@ -32,8 +32,12 @@ const WORDS: [&str; 16] = [
 ];
 
 pub(crate) fn key(n: usize, keys: usize) -> String {
+    format!("account-{:06}", key_number(n, keys))
+}
+
+pub(crate) fn key_number(n: usize, keys: usize) -> usize {
     // A step that is prime to any number of keys in use: neighbours have different keys.
-    format!("account-{:06}", n.wrapping_mul(7_919) % keys)
+    n.wrapping_mul(7_919) % keys
 }
 
 /// JSON of exactly `size` bytes: numbers and words, as compressible as business messages are.

@@ -6,7 +6,6 @@
 mod child;
 mod growth;
 mod ingest;
-mod latency;
 mod load;
 mod meter;
 mod node;
@@ -29,8 +28,10 @@ struct Cli {
 enum Bench {
     /// Kafka to inbox, process and handler, beside a lean insert and a bare consumer
     Ingest(ingest::Args),
-    /// Outbox to Kafka, beside COPY and a bare producer; then latency and idle cost
+    /// Outbox to Kafka beside the raw limits and, if asked for, Debezium; then latency and idle cost
     Relay(relay::Args),
+    /// Relay and ingest with a longer and longer history, and while a transaction is held open
+    Growth(growth::Args),
     /// What is measured, in a process of its own
     #[command(hide = true)]
     Node {
@@ -42,9 +43,9 @@ enum Bench {
 #[tokio::main]
 async fn main() -> ExitCode {
     let done = match Cli::parse().bench {
-        Bench::Ingest(args) if args.growth => growth::run(&args).await,
         Bench::Ingest(args) => ingest::run(&args).await,
-        Bench::Relay(args) => relay::run(&args).await,
+        Bench::Relay(args) => relay::run(args).await,
+        Bench::Growth(args) => growth::run(&args).await,
         Bench::Node { role } => node::run(role).await,
     };
     match done {

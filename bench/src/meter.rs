@@ -92,8 +92,19 @@ impl Meter {
 
     /// The postmaster, its live children, and through it the children that have ended.
     fn postgres_cpu(&self) -> Result<f64> {
-        let own = Stat::of(self.postmaster)?;
-        let mut ticks = own.ticks + own.ticks_of_ended_children;
+        loop {
+            let ended = Stat::of(self.postmaster)?.ticks_of_ended_children;
+            let live = self.live_postgres_ticks()?;
+            // One that ended in between would be counted on neither side, or on both.
+            let own = Stat::of(self.postmaster)?;
+            if own.ticks_of_ended_children == ended {
+                return Ok((own.ticks + ended + live) as f64 / TICKS_PER_SECOND);
+            }
+        }
+    }
+
+    fn live_postgres_ticks(&self) -> Result<u64> {
+        let mut ticks = 0;
         for entry in fs::read_dir("/proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             if let Ok(stat) = Stat::of(pid)
@@ -103,7 +114,7 @@ impl Meter {
                 ticks += stat.ticks + stat.ticks_of_ended_children;
             }
         }
-        Ok(ticks as f64 / TICKS_PER_SECOND)
+        Ok(ticks)
     }
 }
 
@@ -112,6 +123,12 @@ pub(crate) fn usage(pid: u32) -> Result<Usage> {
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0");
     let kilobytes: f64 = peak.trim().trim_end_matches(" kB").parse().unwrap_or(0.0);
     Ok(Usage { cpu: Stat::of(pid)?.ticks as f64 / TICKS_PER_SECOND, rss_peak_mb: kilobytes / 1024.0 })
+}
+
+/// Whether a child has ended and was not yet collected.
+pub(crate) fn has_ended(pid: u32) -> Result<bool> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("reading /proc")?;
+    Ok(stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z')))
 }
 
 struct Stat {

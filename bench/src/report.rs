@@ -1,6 +1,6 @@
 //! Medians with their spread, targets, and one file a run that says how it came about.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -25,12 +25,39 @@ pub(crate) struct Run {
     pub(crate) rss_mb: f64,
 }
 
-/// What one thing was measured to be, and what it should be.
+/// What one thing was measured to be, and what it should be; no values if it was not measured.
 pub(crate) struct Target {
-    pub(crate) what: &'static str,
+    pub(crate) what: String,
     pub(crate) values: Vec<f64>,
-    pub(crate) under: f64,
+    pub(crate) goal: Goal,
     pub(crate) unit: &'static str,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Goal {
+    Under(f64),
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Goal {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::Under(limit) => value < limit,
+            Self::AtMost(limit) => value <= limit,
+            Self::AtLeast(limit) => value >= limit,
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Under(limit) => write!(f, "under {limit}"),
+            Self::AtMost(limit) => write!(f, "at most {limit}"),
+            Self::AtLeast(limit) => write!(f, "at least {limit}"),
+        }
+    }
 }
 
 /// Collects a run's text; printed as it grows, saved at the end.
@@ -130,9 +157,15 @@ impl Report {
     pub(crate) fn targets(&mut self, targets: &[Target]) {
         self.line("| target | limit | measured | |");
         self.line("|---|---|---|---|");
-        for Target { what, values, under, unit } in targets {
-            let verdict = if median(values) < *under { "met" } else { "MISSED" };
-            self.line(&format!("| {what} | under {under} {unit} | {} {unit} | {verdict} |", spread(values, 2)));
+        for Target { what, values, goal, unit } in targets {
+            if values.is_empty() {
+                self.line(&format!("| {what} | {goal} {unit} | | NOT MEASURED |"));
+                continue;
+            }
+            let verdict = if goal.is_met(median(values)) { "met" } else { "MISSED" };
+            // Small limits need more digits than two.
+            let digits = if goal.is_met(0.0) && !goal.is_met(0.1) { 4 } else { 2 };
+            self.line(&format!("| {what} | {goal} {unit} | {} {unit} | {verdict} |", spread(values, digits)));
         }
         self.line("");
     }

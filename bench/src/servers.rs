@@ -1,5 +1,6 @@
 //! The private servers of a run, and databases and topics on them.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -15,7 +16,7 @@ use crate::meter::Meter;
 
 /// 2 GB of them.
 const WAL_SEGMENTS: usize = 128;
-const KAFKA_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const KAFKA_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Durable as in production; checkpoints are far apart, so that they fall into no run by chance.
 pub(crate) const SETTINGS: &[(&str, &str)] = &[
@@ -26,6 +27,8 @@ pub(crate) const SETTINGS: &[(&str, &str)] = &[
     ("effective_cache_size", "4GB"),
     ("shared_preload_libraries", "pg_stat_statements"),
     ("pg_stat_statements.track", "none"),
+    // A relay that stands still while its backlog is written keeps its connection.
+    ("wal_sender_timeout", "0"),
 ];
 pub(crate) const SHARED_BUFFERS: &str = "512MB";
 
@@ -67,10 +70,19 @@ impl Servers {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.postgres.port())
     }
 
+    pub(crate) fn postgres_port(&self) -> u16 {
+        self.postgres.port()
+    }
+
+    /// Where psql and pg_recvlogical are.
+    pub(crate) fn postgres_programs(&self) -> &Path {
+        self.postgres.bin_dir()
+    }
+
     /// A new database with dipmo's schema, right after a checkpoint.
     pub(crate) async fn fresh_database(&self, name: &str) -> Result<()> {
+        self.drop_database(name).await?;
         let admin = connect(&self.url("postgres")).await?;
-        admin.batch_execute(&format!("drop database if exists {name} with (force)")).await?;
         admin.batch_execute(&format!("create database {name}")).await?;
         let db = Db::open(DbOptions::new(self.url(name)))?;
         schema::migrate(&db).await.context("migrating")?;
@@ -78,8 +90,15 @@ impl Servers {
         Ok(())
     }
 
+    /// With its replication slots, which would hold it and the WAL back.
     pub(crate) async fn drop_database(&self, name: &str) -> Result<()> {
         let admin = connect(&self.url("postgres")).await?;
+        // Waits until the walsenders are gone: a slot in use cannot be dropped.
+        let end = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots
+                   where database = $1 and active_pid is not null";
+        admin.query(end, &[&name]).await?;
+        let drop = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = $1";
+        admin.query(drop, &[&name]).await.with_context(|| format!("dropping the replication slots of {name}"))?;
         Ok(admin.batch_execute(&format!("drop database if exists {name} with (force)")).await?)
     }
 
@@ -102,17 +121,16 @@ impl Servers {
         made.into_iter().try_for_each(|one| one.map(drop)).map_err(|(name, code)| anyhow!("topic {name}: {code}"))
     }
 
+    pub(crate) fn has_topic(&self, name: &str) -> Result<bool> {
+        let consumer: BaseConsumer = self.kafka_client().create()?;
+        let all = consumer.fetch_metadata(None, KAFKA_TIMEOUT)?;
+        Ok(all.topics().iter().any(|topic| topic.name() == name))
+    }
+
     pub(crate) fn kafka_client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.brokers());
         config
-    }
-
-    /// How many records the topic has ever got.
-    pub(crate) fn records_in(&self, topic: &str, partitions: i32) -> Result<i64> {
-        let consumer: BaseConsumer = self.kafka_client().create()?;
-        let end = |partition| consumer.fetch_watermarks(topic, partition, KAFKA_TIMEOUT).map(|(_, high)| high);
-        (0..partitions).map(end).try_fold(0, |sum, high| Ok(sum + high?))
     }
 }
 
