@@ -35,6 +35,8 @@ pub(crate) struct Lane {
     /// What sends, unless the lane hands over inside the database.
     pub(super) sender: Option<Sender>,
     pub(super) source: Source,
+    /// When the server last refused the reader that is wanted, and why.
+    pub(super) refused: Option<(Instant, String)>,
     /// Batches that are to be logged with the next move of the cursors.
     pub(super) unlogged: Vec<BatchLog>,
     leases: Leases,
@@ -112,7 +114,8 @@ impl Lane {
     ) -> Result<Self> {
         let link = Link::open(db, &format!("relay {name}")).await?;
         let (shards, source, unlogged) = (BTreeMap::new(), Source::Table, Vec::new());
-        Ok(Self { name, link, options, shards, sender, source, unlogged, leases, flushed: Instant::now() })
+        let flushed = Instant::now();
+        Ok(Self { name, link, options, shards, sender, source, refused: None, unlogged, leases, flushed })
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -132,6 +135,10 @@ impl Lane {
         step.behind = view.safe - self.shards.values().map(Shard::cursor).min().unwrap_or(view.safe);
         self.flush_idle().await?;
         Ok(step)
+    }
+
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.refused.as_ref().map(|(_, problem)| problem.clone())
     }
 
     pub(crate) fn open_ranges(&self) -> usize {

@@ -28,6 +28,9 @@ use crate::store::postgres::wal::{Lsn, WalStream};
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 const FREE_LOOK: Duration = Duration::from_millis(10);
 
+/// A server that does not let the WAL be read is asked again after this long.
+const REFUSED_AGAIN: Duration = Duration::from_secs(10);
+
 /// Who reads the outbox for a sending lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reader {
@@ -128,7 +131,10 @@ impl Lane {
     pub(super) async fn relay(&mut self, turn: &Turn) -> Result<LaneStep> {
         let before = std::mem::discriminant(&self.source);
         let was_wal = matches!(self.source, Source::Wal(_));
-        self.change_reader(turn).await?;
+        match self.change_reader(turn).await {
+            Err(error) if error.kind() == ErrorKind::Invalid => self.refuse_reader(turn, &error),
+            changed => changed?,
+        }
         let mut step = match &self.source {
             // Its shards are to be taken anew first.
             Source::Table if was_wal => LaneStep::default(),
@@ -142,8 +148,20 @@ impl Lane {
         Ok(step)
     }
 
+    /// The server does not let the WAL be read as it is set up: the table is read until somebody mends that.
+    fn refuse_reader(&mut self, turn: &Turn, error: &Error) {
+        let problem = error.to_string();
+        warn!(lane = self.name, reader = turn.account.reader.name(), problem, "the table is read meanwhile");
+        self.source = Source::Table;
+        self.refused = Some((Instant::now(), problem));
+    }
+
     async fn change_reader(&mut self, turn: &Turn) -> Result<()> {
-        let complete = self.shards.len() == LANE_SHARDS;
+        let refused = self.refused.as_ref().is_some_and(|(at, _)| at.elapsed() < REFUSED_AGAIN);
+        if !turn.account.is_alone() || !refused {
+            self.refused = None;
+        }
+        let complete = self.shards.len() == LANE_SHARDS && self.refused.is_none();
         let account = &turn.account;
         match (&self.source, account.reader) {
             // Whatever is to be read, a slot that is there is read to its end first: it may hold messages

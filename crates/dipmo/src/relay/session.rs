@@ -51,6 +51,8 @@ pub(super) struct Session {
     subscribed: bool,
     /// How far the reader of the WAL is behind, in bytes.
     wal_lag: Option<u64>,
+    /// Why the reader that is wanted is not used.
+    problem: Option<String>,
     /// Stallers that were named, for the heartbeat.
     named: BTreeMap<u64, Value>,
     backlog: BTreeMap<&'static str, i64>,
@@ -86,6 +88,7 @@ impl Session {
             accounts_read: None,
             subscribed: true,
             wal_lag: None,
+            problem: None,
             named: BTreeMap::new(),
             backlog: BTreeMap::new(),
         };
@@ -169,6 +172,7 @@ impl Session {
             Err(error) => return Some(Err(Error::new(ErrorKind::Bug, "a relay lane panicked").source(error))),
         };
         let name = lane.name();
+        self.problem = lane.problem().or_else(|| self.problem.take().filter(|_| name == INTERNAL));
         self.idle.push(lane);
         Some(done.map(|step| {
             self.backlog.insert(name, step.behind);
@@ -337,6 +341,7 @@ impl Session {
             "backlog": self.backlog,
             "readers": self.accounts.iter().map(|(lane, a)| (*lane, a.reader.name())).collect::<BTreeMap<_, _>>(),
             "wal_lag_bytes": self.wal_lag,
+            "reader_problem": self.problem,
             "stallers": self.named.values().collect::<Vec<_>>(),
             "stallers_count": stallers,
         })

@@ -5,11 +5,15 @@
 #[path = "../support/relay.rs"]
 mod support;
 
+#[path = "../support/kafka.rs"]
+#[allow(dead_code, reason = "shared with tests that use more of it")]
+mod kafka;
 #[path = "../support/outbox_messages.rs"]
 mod outbox_messages;
 #[path = "../support/records.rs"]
 mod records;
 
+mod bad_days;
 mod emit;
 mod foreign;
 mod slot;

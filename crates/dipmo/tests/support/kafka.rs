@@ -31,10 +31,22 @@ impl Topic {
     }
 
     pub async fn on(bootstrap: &str, partitions: i32) -> Self {
+        Self::made(bootstrap, partitions, &[]).await
+    }
+
+    /// With one partition, and settings of its own.
+    pub async fn with(settings: &[(&str, &str)]) -> Self {
+        Self::made(&self::bootstrap(), 1, settings).await
+    }
+
+    async fn made(bootstrap: &str, partitions: i32, settings: &[(&str, &str)]) -> Self {
         let name = format!("t-{}", Uuid::now_v7());
         let config = client(bootstrap);
         let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
-        let topic = NewTopic::new(&name, partitions, TopicReplication::Fixed(1));
+        let mut topic = NewTopic::new(&name, partitions, TopicReplication::Fixed(1));
+        for (setting, value) in settings {
+            topic = topic.set(setting, value);
+        }
         let options = AdminOptions::new().operation_timeout(Some(TIMEOUT));
         admin.create_topics([&topic], &options).await.unwrap()[0].as_ref().unwrap();
         let producer = config.clone().set("acks", "all").create().unwrap();
