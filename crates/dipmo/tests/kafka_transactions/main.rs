@@ -5,9 +5,12 @@
 
 #[path = "../support/kafka.rs"]
 mod kafka;
+#[path = "../support/relay.rs"]
+mod relay;
 
 mod fenced;
 mod killed;
 mod outages;
+mod relayed;
 mod scene;
 mod whole;
