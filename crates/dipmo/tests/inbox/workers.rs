@@ -120,6 +120,35 @@ async fn a_message_that_kills_its_process_runs_out_of_attempts_alone() {
 }
 
 #[tokio::test]
+async fn a_retry_that_kills_its_process_runs_out_of_attempts_alone() {
+    let world = World::new().await;
+    let diary = Diary::default();
+    for payload in ["0", "1", "2"] {
+        diary.refuse(payload, Failure::transient("AWAY", "away"), 1);
+    }
+    let mut node = world.node(Consumer::process("diary", diary).from_kafka(&["orders"])).await;
+    node.receive(&[fresh(0, "killer", "0"), fresh(1, "b", "1"), fresh(2, "c", "2")]).await.unwrap();
+    node.worker.renew().await.unwrap();
+    world.advance(5);
+    node.worker.renew().await.unwrap();
+    let fence = node.worker.held().clone();
+    let first = node.runner.store().claim_due(&fence, 10).await.unwrap();
+    assert_eq!(first.work.len(), 3);
+    let suspect = node.runner.store().claim_due(&fence, 10).await.unwrap().work.remove(0).message.key;
+    for _ in 0..6 {
+        let next = node.runner.store().claim_due(&fence, 10).await.unwrap();
+        let keys: Vec<&str> = next.work.iter().map(|work| work.message.key.as_str()).collect();
+        assert_eq!(keys, [suspect.as_str()], "after the first death messages are tried alone");
+    }
+    node.work_off().await;
+    assert_eq!(
+        world.texts("select key || ' ' || error_code from dipmo.inbox_work").await,
+        [format!("{suspect} ATTEMPTS_EXHAUSTED")]
+    );
+    assert_eq!(world.count("dipmo.inbox_status where state = 'PROCESSED'").await, 2, "the others had attempts left");
+}
+
+#[tokio::test]
 async fn what_an_inline_consumer_only_stored_is_not_overtaken() {
     let world = World::new().await;
     let mut node = world.node(Consumer { mode: Mode::Inline, ..stored() }).await;
