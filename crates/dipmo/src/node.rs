@@ -222,23 +222,10 @@ impl Loops {
 
 #[cfg(test)]
 mod tests {
-    use async_trait::async_trait;
-
     use super::*;
-    use crate::handler::{Enlisted, EnlistedHandler};
-    use crate::message::Message;
-    use crate::process::Failure;
+    use crate::handler::tests::Nothing;
     use crate::shutdown::ShutdownTrigger;
     use crate::store::postgres::DbOptions;
-
-    struct Nothing;
-
-    #[async_trait]
-    impl EnlistedHandler for Nothing {
-        async fn handle(&self, _: &mut Enlisted<'_>, _: &Message) -> Result<(), Failure> {
-            Ok(())
-        }
-    }
 
     /// A node that is never connected.
     fn node() -> Node {

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use dipmo::ErrorKind;
+use async_trait::async_trait;
 use dipmo::clock::Clock;
 use dipmo::consumer::{Consumer, Mode};
+use dipmo::handler::{Enlisted, EnlistedHandler};
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
+use dipmo::{ErrorKind, Message};
 use time::OffsetDateTime;
 
 use crate::support::{World, fresh, postgres_url};
@@ -45,6 +47,35 @@ async fn what_is_stored_later_queues_behind_its_parked_key() {
     world.advance(5);
     node.work_off().await;
     assert_eq!(pages(&world, "a").await, "[1,2]");
+}
+
+/// Takes a twentieth of a second for every message.
+struct Slow;
+
+#[async_trait]
+impl EnlistedHandler for Slow {
+    async fn handle(&self, enlisted: &mut Enlisted<'_>, _: &Message) -> Result<(), Failure> {
+        Ok(enlisted.tx().batch_execute("select pg_sleep(0.05)").await?)
+    }
+}
+
+#[tokio::test]
+async fn a_worker_with_a_slow_handler_takes_only_what_its_lease_outlives() {
+    let world = World::real_time().await;
+    let consumer = Consumer::enlisted("slow", Slow).from_kafka(&["orders"]);
+    let consumer = Consumer { mode: Mode::Store, concurrency: 1, lease: Duration::from_secs(1), ..consumer };
+    let mut node = world.node(consumer).await;
+    let batch: Vec<_> = (0..40).map(|n| fresh(n, &format!("k{n}"), "1")).collect();
+    node.runner.store_only(&node.fence, &batch).await.unwrap();
+    // Nobody else is there to take what the first batch overruns.
+    let first = node.worker.run_once().await.unwrap().report.processed;
+    node.runner
+        .store_only(&node.fence, &(40..80).map(|n| fresh(n, &format!("k{n}"), "1")).collect::<Vec<_>>())
+        .await
+        .unwrap();
+    let second = node.worker.run_once().await.unwrap().report.processed;
+    assert_eq!(first, 40);
+    assert!((1..=5).contains(&second), "{second} messages of 50 ms are more than a quarter of a second");
 }
 
 #[tokio::test]
