@@ -74,18 +74,18 @@ async fn run_until_stopped(
     info!("draining");
     health.draining();
     trigger.stop();
-    tokio::select! {
-        drained = tokio::time::timeout(config.node.drain_max.0, all_end(&mut loops)) => {
-            if drained.is_err() {
-                let left = loops.names().join(", ");
-                return Err(Quit::new(Exit::Failed, format!("not drained within {}: {left}", config.node.drain_max)));
-            }
-        }
+    let drained = tokio::select! {
+        drained = tokio::time::timeout(config.node.drain_max.0, all_end(&mut loops)) => drained,
         () = signals.next() => return Ok(Exit::Interrupted),
-    }
-    match ended {
-        Some(name) => Err(Quit::new(Exit::Failed, format!("{name} ended by itself: see the log"))),
-        None => Ok(Exit::Ok),
+    };
+    match (drained, ended) {
+        (Err(_), _) => {
+            let left = loops.names().join(", ");
+            Err(Quit::new(Exit::Failed, format!("not drained within {}: {left}", config.node.drain_max)))
+        }
+        (Ok(_), Some(name)) => Err(Quit::new(Exit::Failed, format!("{name} ended by itself: see the log"))),
+        (Ok(Some(failed)), None) => Err(Quit::new(Exit::Failed, format!("while draining, {failed}"))),
+        (Ok(None), None) => Ok(Exit::Ok),
     }
 }
 
@@ -98,8 +98,13 @@ fn name_of(ended: Option<dipmo::Result<String>>) -> String {
     }
 }
 
-async fn all_end(loops: &mut Loops) {
-    while loops.next_end().await.is_some() {}
+/// Waits for every loop; says which one failed on the way, if one did.
+async fn all_end(loops: &mut Loops) -> Option<String> {
+    let mut failed = None;
+    while let Some(end) = loops.next_end().await {
+        failed = failed.or(end.err().map(|error| error.to_string()));
+    }
+    failed
 }
 
 /// What the configuration and the command line ask for.

@@ -43,21 +43,21 @@ fn cell(field: &str, value: &Value) -> String {
     }
 }
 
-/// A page of a list. In a table, where it goes on is said on stderr.
+/// A page of a list. Where it goes on is said on stderr, unless the answer itself says so.
 pub(crate) fn list<T: Row>(format: Format, listing: &Listing<T>) -> Result<(), Quit> {
     match format {
-        Format::Json => json(listing),
-        Format::Jsonl => lines(listing.items.iter().map(compact)),
-        Format::Name => lines(listing.items.iter().map(Row::name)),
+        Format::Json => return json(listing),
+        Format::Jsonl => lines(listing.items.iter().map(compact))?,
+        Format::Name => lines(listing.items.iter().map(Row::name))?,
         Format::Table => {
             let headings: Vec<&str> = T::COLUMNS.iter().map(|column| column_parts(column).0).collect();
             print(&table(&headings, &listing.items.iter().map(Row::cells).collect::<Vec<_>>()))?;
-            if let Some(next) = &listing.next {
-                eprintln!("more: --after {next}");
-            }
-            Ok(())
         }
     }
+    if let Some(next) = &listing.next {
+        eprintln!("more: --after {next}");
+    }
+    Ok(())
 }
 
 /// One thing in full.

@@ -268,21 +268,8 @@ impl fmt::Debug for Handler {
 
 #[cfg(test)]
 mod tests {
-    use async_trait::async_trait;
-
     use super::*;
-    use crate::handler::Enlisted;
-    use crate::message::Message;
-    use crate::process::Failure;
-
-    struct Nothing;
-
-    #[async_trait]
-    impl EnlistedHandler for Nothing {
-        async fn handle(&self, _: &mut Enlisted<'_>, _: &Message) -> Result<(), Failure> {
-            Ok(())
-        }
-    }
+    use crate::handler::tests::Nothing;
 
     #[test]
     fn every_topic_named_is_read_or_the_consumer_is_refused() {

@@ -55,7 +55,7 @@ impl Error {
 
     /// The same, where the caller knows better what is to be done.
     #[must_use]
-    pub(crate) fn as_kind(mut self, kind: ErrorKind) -> Self {
+    pub(crate) fn into_kind(mut self, kind: ErrorKind) -> Self {
         self.kind = kind;
         self
     }

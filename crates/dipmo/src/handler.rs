@@ -67,3 +67,18 @@ pub struct GroupFailure {
     pub at: usize,
     pub failure: Failure,
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// For tests of what is around a handler.
+    pub(crate) struct Nothing;
+
+    #[async_trait]
+    impl EnlistedHandler for Nothing {
+        async fn handle(&self, _: &mut Enlisted<'_>, _: &Message) -> Result<(), Failure> {
+            Ok(())
+        }
+    }
+}

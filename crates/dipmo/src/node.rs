@@ -5,6 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::{Id, JoinError, JoinSet};
 use tracing::error;
@@ -115,7 +116,7 @@ impl Node {
             loops.spawn("relay", |shutdown| async move { relay.run(shutdown).await });
         }
         if self.options.roles.upkeep {
-            let upkeep = Upkeep::new(self.db.clone(), self.options.upkeep.clone())?;
+            let upkeep = self.upkeep()?;
             loops.spawn("upkeep", |shutdown| async move { upkeep.run(shutdown).await });
         }
         Ok(loops)
@@ -149,6 +150,14 @@ impl Node {
         let ingress = ingress.traced(self.options.trace.clone());
         loops.spawn(format!("ingress {}", consumer.name), |shutdown| ingress.run(shutdown));
         Ok(())
+    }
+
+    fn upkeep(&self) -> Result<Upkeep> {
+        let mut options = self.options.upkeep.clone();
+        // The dedupe window must outlast the retries of the consumers that are here, too.
+        let spans = self.consumers.iter().map(|consumer| consumer.retry.span());
+        options.retention.retry_span = spans.fold(options.retention.retry_span, Duration::max);
+        Upkeep::new(self.db.clone(), options)
     }
 
     fn relay(&self, inbox_wake: Wake) -> Result<Relay> {
@@ -214,7 +223,32 @@ impl Loops {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handler::tests::Nothing;
     use crate::shutdown::ShutdownTrigger;
+    use crate::store::postgres::DbOptions;
+
+    /// A node that is never connected.
+    fn node() -> Node {
+        Node::new(Db::open(DbOptions::new("postgres://localhost/nowhere")).unwrap(), NodeOptions::new("n"))
+    }
+
+    #[tokio::test]
+    async fn two_consumers_of_one_name_are_refused() {
+        let (_trigger, shutdown) = ShutdownTrigger::new();
+        let twice = node().consumer(Consumer::enlisted("c", Nothing)).consumer(Consumer::enlisted("c", Nothing));
+        let refusal = twice.start(shutdown).await.unwrap_err();
+        assert!(refusal.to_string().contains("two consumers named \"c\""), "{refusal}");
+    }
+
+    #[test]
+    fn a_dedupe_window_shorter_than_the_retries_of_a_consumer_is_refused() {
+        let mut patient = Consumer::enlisted("patient", Nothing);
+        patient.retry.attempts_max = 100;
+        patient.retry.delay_max = Duration::from_secs(86_400);
+        node().upkeep().unwrap();
+        let refusal = node().consumer(patient).upkeep().unwrap_err();
+        assert!(refusal.to_string().contains("retention.dedupe = 35d is too short"), "{refusal}");
+    }
 
     #[tokio::test]
     async fn a_loop_that_panics_is_named_and_the_others_end_when_told() {

@@ -6,9 +6,10 @@ mod support;
 
 use std::time::Duration;
 
+use dipmo::clock::Clock;
 use dipmo::operator::doctor::{Check, Diagnosis, DoctorOptions, Verdict, doctor};
 use dipmo::upkeep::{Retention, UpkeepOptions};
-use support::World;
+use support::{World, postgres_url};
 
 async fn diagnose(world: &World) -> Diagnosis {
     diagnose_with(world, DoctorOptions::default()).await
@@ -43,7 +44,7 @@ async fn a_schema_that_is_not_known_is_a_fault_and_not_an_error() {
 }
 
 #[tokio::test]
-async fn partitions_that_end_today_and_sequences_of_yesterday_are_found() {
+async fn partitions_that_end_today_and_sequences_left_behind_are_found() {
     let world = World::with_billing().await;
     for day in 1..=3 {
         let name = world
@@ -51,11 +52,27 @@ async fn partitions_that_end_today_and_sequences_of_yesterday_are_found() {
             .await;
         world.run(&format!("drop table {}", name.trim_matches(['(', ')']))).await;
     }
-    world.run("select setval('outbox_seq', day_base((now() at time zone 'utc')::date - 1) + 5)").await;
+    world.run("select setval('outbox_seq', day_base((now() at time zone 'utc')::date - 2) + 5)").await;
     let diagnosis = diagnose(&world).await;
     assert_eq!(faults(&diagnosis), ["partitions", "sequences"]);
     assert_eq!(check(&diagnosis, "partitions").finding, "journal ends today");
-    assert_eq!(check(&diagnosis, "sequences").finding, "outbox_seq is -1 days from today");
+    assert_eq!(check(&diagnosis, "sequences").finding, "outbox_seq is -2 days from today");
+}
+
+#[tokio::test]
+async fn just_after_midnight_yesterdays_sequences_are_no_fault() {
+    let midnight = time::OffsetDateTime::now_utc().replace_time(time::Time::MIDNIGHT);
+    for (minutes, expected) in [(10, "in today's range"), (40, "outbox_seq is -1 days from today")] {
+        let clock = Clock::manual(midnight + Duration::from_secs(60 * minutes));
+        let world = World::on(&postgres_url(), clock).await;
+        // Wherever a fresh schema has them: all in the range of the clock's day, and one a day behind it.
+        let day = "select day_base((now() at time zone 'utc')::date";
+        for sequence in ["inbox_seq", "journal_seq"] {
+            world.run(&format!("select setval('{sequence}', ({day}) + 5))")).await;
+        }
+        world.run(&format!("select setval('outbox_seq', ({day} - 1) + 5))")).await;
+        assert_eq!(check(&diagnose(&world).await, "sequences").finding, expected);
+    }
 }
 
 #[tokio::test]

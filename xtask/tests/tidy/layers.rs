@@ -29,7 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Puts the loops together; nothing knows it.
     ("node", &["consumer", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
     // Stores what the stages say and drives nothing.
-    ("store", &["inbox", "process", "handler", "consumer", "relay", "operator", "upkeep", "transport"]),
+    ("store", &["inbox", "process", "handler", "consumer", "relay", "transport"]),
     ("transport", &[]),
     ("backoff", &[]),
     ("clock", &[]),

@@ -27,6 +27,8 @@ const IDLE_MIN: Duration = Duration::from_millis(20);
 const TROUBLE: Duration = Duration::from_millis(500);
 /// Retries are few and may be slow: not more than this many in one batch.
 const DUE_MAX: usize = 50;
+/// The first batch, before it is known how long a message takes.
+const FIRST_BATCH_MAX: usize = 50;
 
 /// What one step did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub struct Worker {
     renewed: Option<Instant>,
     /// Claimed, but the database went away before it was settled: tried again under the same fence.
     unsettled: Option<(Fence, Vec<Delivery>)>,
+    /// How many messages a batch may have so that the leases outlive it.
+    batch: usize,
 }
 
 impl Worker {
@@ -64,7 +68,8 @@ impl Worker {
 
     /// A worker over any store.
     pub fn with(runner: Runner, owner: String, wake: &Wake) -> Self {
-        Self { runner, owner, wake: wake.listen(), held: Fence::new(), renewed: None, unsettled: None }
+        let batch = FIRST_BATCH_MAX.min(runner.consumer().batch_max);
+        Self { runner, owner, wake: wake.listen(), held: Fence::new(), renewed: None, unsettled: None, batch }
     }
 
     /// Opens a span for each message, tied to other systems' by this context.
@@ -106,23 +111,25 @@ impl Worker {
             return Ok(step);
         }
         let work = self.store().probe(&self.held).await?;
-        let batch_max = self.consumer().batch_max;
         if work.due {
-            let claimed = self.store().claim_due(&self.held, DUE_MAX.min(batch_max)).await?;
+            let claimed = self.store().claim_due(&self.held, DUE_MAX.min(self.batch)).await?;
             self.handle_claimed(claimed, &mut step).await?;
         }
         if work.timers {
-            let timers = self.store().due_timers(&self.held, batch_max).await?;
+            self.hold_leases().await?;
+            let timers = self.store().due_timers(&self.held, self.batch).await?;
             let timers = timers.into_iter().map(|(timer, instance)| Delivery::Timer(timer, instance)).collect();
             self.handle(timers, &mut step).await?;
         }
         if work.draining {
-            let claimed = self.store().claim_draining(&self.held, batch_max).await?;
+            self.hold_leases().await?;
+            let claimed = self.store().claim_draining(&self.held, self.batch).await?;
             self.handle_claimed(claimed, &mut step).await?;
             step.moved += self.store().free_drained(&self.held).await?;
         }
         if work.received {
-            let claimed = self.store().claim_received(&self.held, batch_max).await?;
+            self.hold_leases().await?;
+            let claimed = self.store().claim_received(&self.held, self.batch).await?;
             self.handle_claimed(claimed, &mut step).await?;
         }
         Ok(step)
@@ -168,7 +175,13 @@ impl Worker {
     }
 
     async fn handle_under(&mut self, fence: Fence, deliveries: Vec<Delivery>, step: &mut WorkerStep) -> Result<()> {
-        match self.runner.handle(&fence, &deliveries).await {
+        let began = Instant::now();
+        let handled = self.runner.handle(&fence, &deliveries).await;
+        if !deliveries.is_empty() {
+            let batch = batch_within(self.consumer().lease / 4, began.elapsed(), deliveries.len());
+            self.batch = batch.clamp(1, self.consumer().batch_max);
+        }
+        match handled {
             Ok(report) => {
                 step.report += report;
                 Ok(())
@@ -191,5 +204,25 @@ impl Worker {
             () = self.wake.fired() => {}
             () = shutdown.wait_up_to(limit) => {}
         }
+    }
+}
+
+/// How many messages fit into the time, going by how long the last ones took.
+fn batch_within(time: Duration, took: Duration, messages: usize) -> usize {
+    let each = took.as_secs_f64() / messages.max(1) as f64;
+    (time.as_secs_f64() / each.max(1e-6)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_as_large_as_its_time_allows() {
+        let batch = |took_ms, messages| batch_within(Duration::from_secs(4), Duration::from_millis(took_ms), messages);
+        assert_eq!(batch(1_000, 100), 400);
+        assert_eq!(batch(40_000, 500), 50);
+        assert_eq!(batch(60_000, 1), 0, "which the worker raises to one");
+        assert!(batch(0, 500) > 10_000);
     }
 }

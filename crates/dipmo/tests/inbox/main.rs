@@ -46,8 +46,12 @@ impl Diary {
 
     pub fn refusing_times(payload: &str, failure: Failure, times: usize) -> Self {
         let diary = Self::default();
-        diary.refusals.lock().unwrap().insert(payload.to_owned(), (failure, times));
+        diary.refuse(payload, failure, times);
         diary
+    }
+
+    pub fn refuse(&self, payload: &str, failure: Failure, times: usize) {
+        self.refusals.lock().unwrap().insert(payload.to_owned(), (failure, times));
     }
 
     pub fn check(&self, message: &Message) -> Result<(), Failure> {

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use dipmo::ErrorKind;
+use async_trait::async_trait;
 use dipmo::clock::Clock;
 use dipmo::consumer::{Consumer, Mode};
+use dipmo::handler::{Enlisted, EnlistedHandler};
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
+use dipmo::{ErrorKind, Message};
 use time::OffsetDateTime;
 
 use crate::support::{World, fresh, postgres_url};
@@ -45,6 +47,35 @@ async fn what_is_stored_later_queues_behind_its_parked_key() {
     world.advance(5);
     node.work_off().await;
     assert_eq!(pages(&world, "a").await, "[1,2]");
+}
+
+/// Takes a twentieth of a second for every message.
+struct Slow;
+
+#[async_trait]
+impl EnlistedHandler for Slow {
+    async fn handle(&self, enlisted: &mut Enlisted<'_>, _: &Message) -> Result<(), Failure> {
+        Ok(enlisted.tx().batch_execute("select pg_sleep(0.05)").await?)
+    }
+}
+
+#[tokio::test]
+async fn a_worker_with_a_slow_handler_takes_only_what_its_lease_outlives() {
+    let world = World::real_time().await;
+    let consumer = Consumer::enlisted("slow", Slow).from_kafka(&["orders"]);
+    let consumer = Consumer { mode: Mode::Store, concurrency: 1, lease: Duration::from_secs(1), ..consumer };
+    let mut node = world.node(consumer).await;
+    let batch: Vec<_> = (0..40).map(|n| fresh(n, &format!("k{n}"), "1")).collect();
+    node.runner.store_only(&node.fence, &batch).await.unwrap();
+    // Nobody else is there to take what the first batch overruns.
+    let first = node.worker.run_once().await.unwrap().report.processed;
+    node.runner
+        .store_only(&node.fence, &(40..80).map(|n| fresh(n, &format!("k{n}"), "1")).collect::<Vec<_>>())
+        .await
+        .unwrap();
+    let second = node.worker.run_once().await.unwrap().report.processed;
+    assert_eq!(first, 40);
+    assert!((1..=5).contains(&second), "{second} messages of 50 ms are more than a quarter of a second");
 }
 
 #[tokio::test]
@@ -117,6 +148,35 @@ async fn a_message_that_kills_its_process_runs_out_of_attempts_alone() {
     assert_eq!(world.states("killer").await, ["DEAD"]);
     assert_eq!(world.texts("select error_code from dipmo.inbox_work").await, ["ATTEMPTS_EXHAUSTED"]);
     assert_eq!((pages(&world, "b").await, pages(&world, "c").await), ("[1]".into(), "[2]".into()));
+}
+
+#[tokio::test]
+async fn a_retry_that_kills_its_process_runs_out_of_attempts_alone() {
+    let world = World::new().await;
+    let diary = Diary::default();
+    for payload in ["0", "1", "2"] {
+        diary.refuse(payload, Failure::transient("AWAY", "away"), 1);
+    }
+    let mut node = world.node(Consumer::process("diary", diary).from_kafka(&["orders"])).await;
+    node.receive(&[fresh(0, "killer", "0"), fresh(1, "b", "1"), fresh(2, "c", "2")]).await.unwrap();
+    node.worker.renew().await.unwrap();
+    world.advance(5);
+    node.worker.renew().await.unwrap();
+    let fence = node.worker.held().clone();
+    let first = node.runner.store().claim_due(&fence, 10).await.unwrap();
+    assert_eq!(first.work.len(), 3);
+    let suspect = node.runner.store().claim_due(&fence, 10).await.unwrap().work.remove(0).message.key;
+    for _ in 0..6 {
+        let next = node.runner.store().claim_due(&fence, 10).await.unwrap();
+        let keys: Vec<&str> = next.work.iter().map(|work| work.message.key.as_str()).collect();
+        assert_eq!(keys, [suspect.as_str()], "after the first death messages are tried alone");
+    }
+    node.work_off().await;
+    assert_eq!(
+        world.texts("select key || ' ' || error_code from dipmo.inbox_work").await,
+        [format!("{suspect} ATTEMPTS_EXHAUSTED")]
+    );
+    assert_eq!(world.count("dipmo.inbox_status where state = 'PROCESSED'").await, 2, "the others had attempts left");
 }
 
 #[tokio::test]

@@ -37,11 +37,18 @@ const COUNT: &str = "
 -- claim.count
 update dipmo.inbox_work set attempts = attempts + 1 where id = any($1) returning id, attempts, bucket::integer";
 
+const COUNT_DUE: &str = "
+-- claim.count_due
+update dipmo.inbox_work
+-- Due before its last outcome, which no outcome says: the mark of a claim that has had none since.
+set attempts = attempts + 1, next_attempt_at = changed_at - interval '1 second'
+where id = any($1) returning id, attempts, bucket::integer";
+
 const FIND_DUE: &str = "
 -- claim.find_due
-select w.id, w.attempts, k.head_id is not distinct from w.id as is_head
+select w.id, w.next_attempt_at < w.changed_at as claimed_before, k.head_id is not distinct from w.id as is_head
 from unnest($2::integer[]) as b (bucket), lateral (
-    select id, key, attempts, next_attempt_at from dipmo.inbox_work
+    select id, key, next_attempt_at, changed_at from dipmo.inbox_work
     where consumer_id = $1 and bucket = b.bucket and state = 'RETRY' and next_attempt_at <= coalesce($4, now())
     order by next_attempt_at limit $3) w
 left join dipmo.parked_key k on k.consumer_id = $1 and k.key = w.key
@@ -127,10 +134,8 @@ pub(super) async fn received(inbox: &PgInbox, fence: &Fence, max: usize) -> Resu
     if !behind.is_empty() {
         execute(inbox.db(), &tx, PUT_BEHIND, &[&behind, &inbox.db().clock().for_statement()]).await?;
     }
-    // What was claimed before and is still here has seen its process die. It is tried alone, so that
-    // one message that kills its process does not use up the attempts of the others.
     let fresh = free.iter().take_while(|row| row.get::<_, i32>(1) == 0).count();
-    let taken = &free[..fresh.max(free.len().min(1))];
+    let taken = alone_or(fresh, &free);
     let ids = column(taken, |row| row.get::<_, i64>(0));
     let parked: HashMap<i64, bool> = taken.iter().map(|row| (row.get(0), row.get(3))).collect();
     let mut claimed = fetch(inbox, &tx, &ids, InboxState::Received).await?;
@@ -150,7 +155,8 @@ pub(super) async fn due(inbox: &PgInbox, fence: &Fence, max: usize) -> Result<Cl
     check_fence(inbox.db(), &tx, fence).await?;
     let found = query(inbox.db(), &tx, FIND_DUE, &[&inbox.consumer_id(), &buckets, &(max as i64), &now]).await?;
     let heads: HashMap<i64, bool> = found.iter().map(|row| (row.get(0), row.get(2))).collect();
-    let ids = column(&found, |row| row.get::<_, i64>(0));
+    let fresh = found.iter().take_while(|row| !row.get::<_, bool>(1)).count();
+    let ids = column(alone_or(fresh, &found), |row| row.get::<_, i64>(0));
     let mut claimed = fetch(inbox, &tx, &ids, InboxState::Retry).await?;
     for work in &mut claimed.work {
         work.is_head = heads[&work.message.inbox_id];
@@ -167,10 +173,16 @@ pub(super) async fn draining(inbox: &PgInbox, fence: &Fence, max: usize) -> Resu
     let find = if inbox.checks_versions() { FIND_DRAINING_BY_VERSION } else { FIND_DRAINING };
     let found = query(inbox.db(), &tx, find, &[&inbox.consumer_id(), &buckets, &(max as i64)]).await?;
     let fresh = found.iter().take_while(|row| row.get::<_, i32>(1) == 0).count();
-    let ids = column(&found[..fresh.max(found.len().min(1))], |row| row.get::<_, i64>(0));
+    let ids = column(alone_or(fresh, &found), |row| row.get::<_, i64>(0));
     let claimed = fetch(inbox, &tx, &ids, InboxState::Parked).await?;
     commit(tx).await?;
     Ok(claimed)
+}
+
+/// What was claimed before and is still here has seen its process die. It is tried alone, so that one
+/// message that kills its process does not use up the attempts of the others.
+fn alone_or<T>(fresh: usize, found: &[T]) -> &[T] {
+    &found[..fresh.max(found.len().min(1))]
 }
 
 /// Counts the attempts and reads the messages, in the order given.
@@ -178,7 +190,8 @@ async fn fetch(inbox: &PgInbox, tx: &Transaction<'_>, ids: &[i64], state: InboxS
     if ids.is_empty() {
         return Ok(Claimed::default());
     }
-    let counted = query(inbox.db(), tx, COUNT, &[&ids]).await?;
+    let count = if state == InboxState::Retry { COUNT_DUE } else { COUNT };
+    let counted = query(inbox.db(), tx, count, &[&ids]).await?;
     let claims: HashMap<i64, (i32, i32)> = counted.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect();
     let rows = query(inbox.db(), tx, FETCH, &[&ids]).await?;
     let mut messages: HashMap<i64, _> = rows

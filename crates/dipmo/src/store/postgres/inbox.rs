@@ -52,7 +52,7 @@ select count(*) from (
 /// Our tables have nothing deferred: what the server refuses as late as this are rows of the handler's.
 async fn commit_enlisted(tx: Transaction<'_>) -> Result<()> {
     commit(tx).await.map_err(|error| match error.kind() {
-        ErrorKind::Bug | ErrorKind::Conflict => error.as_kind(ErrorKind::Poison),
+        ErrorKind::Bug | ErrorKind::Conflict => error.into_kind(ErrorKind::Poison),
         _ => error,
     })
 }

@@ -65,10 +65,13 @@ order by parent.name";
 
 const SEQUENCES: &str = "
 -- operator.doctor_sequences
-select s.name, (coalesce(pg_sequence_last_value(to_regclass('dipmo.' || s.name)), 0) + 1 >> 36)
-               - (today.day - date '1970-01-01')
+select s.name, case when at.day = before.day then 0 else at.day - today.day end
 from unnest(array['inbox_seq', 'journal_seq', 'outbox_seq']) s (name)
-cross join (select (coalesce($1, now()) at time zone 'utc')::date as day) today
+cross join (select (coalesce($1, now()) at time zone 'utc')::date - date '1970-01-01' as day) today
+-- Upkeep comes by every ten minutes: for a while after midnight yesterday's range is as good as today's.
+cross join (select (coalesce($1, now()) at time zone 'utc' - interval '30 minutes')::date - date '1970-01-01' as day) before
+cross join lateral (
+    select coalesce(pg_sequence_last_value(to_regclass('dipmo.' || s.name)), 0) + 1 >> 36 as day) at
 order by s.name";
 
 // A consumer whose worker never ran has no leases at all: its buckets are nobody's too.
