@@ -13,7 +13,7 @@ use dipmo::handler::{Enlisted, EnlistedHandler};
 use dipmo::ingress::KafkaIngress;
 use dipmo::message::Message;
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
-use dipmo::relay::{Relay, RelayOptions};
+use dipmo::relay::{ForeignTable, Relay, RelayOptions};
 use dipmo::runner::Worker;
 use dipmo::shutdown::ShutdownTrigger;
 use dipmo::store::postgres::{Db, DbOptions};
@@ -43,7 +43,15 @@ pub(crate) enum Role {
         kafka: Vec<String>,
     },
     /// The outbox to Kafka
-    Relay { url: String, brokers: String, linger_ms: u64, kafka: Vec<String> },
+    Relay {
+        url: String,
+        brokers: String,
+        linger_ms: u64,
+        /// Sends public.outbox_messages too, whose aggregate types are topics here
+        #[arg(long)]
+        foreign: bool,
+        kafka: Vec<String>,
+    },
     /// The least a durable inbox can be: one table, 500 rows a transaction
     Lean { url: String, records: usize, keys: usize, size: usize },
     /// A consumer that only counts
@@ -72,7 +80,9 @@ pub(crate) async fn run(role: Role) -> Result<()> {
         Role::Ingress { url, brokers, topic, consumer, work, kafka } => {
             ingress(url, options(brokers, &kafka), topic, consumer, work).await
         }
-        Role::Relay { url, brokers, linger_ms, kafka } => relay(url, options(brokers, &kafka), linger_ms).await,
+        Role::Relay { url, brokers, linger_ms, foreign, kafka } => {
+            relay(url, options(brokers, &kafka), linger_ms, foreign).await
+        }
         Role::Lean { url, records, keys, size } => lean(&url, records, keys, size).await,
         Role::Count { brokers, topic, records } => {
             told_to_go().await?;
@@ -180,10 +190,14 @@ impl EnlistedHandler for Counting {
     }
 }
 
-async fn relay(url: String, mut kafka: KafkaOptions, linger_ms: u64) -> Result<()> {
+async fn relay(url: String, mut kafka: KafkaOptions, linger_ms: u64, foreign: bool) -> Result<()> {
     let db = Db::open(DbOptions::new(url))?;
     let mut options = RelayOptions::new(format!("bench-{}", Uuid::now_v7()));
     options.internal = false;
+    if foreign {
+        options.foreign_tables =
+            vec![ForeignTable { topic_prefix: String::new(), ..ForeignTable::new("public", "outbox_messages") }];
+    }
     kafka.linger = Duration::from_millis(linger_ms);
     options.kafka = Some(Arc::new(KafkaPublisher::new(kafka)?));
     let relay = Relay::new(db, options)?;

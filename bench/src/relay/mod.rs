@@ -13,8 +13,8 @@ pub(crate) mod topic;
 
 use anyhow::{Context, Result};
 
-use self::process::{PEER, Reader, Settings};
-use self::results::Results;
+use self::process::{PEER, Settings};
+use self::results::{Contestant, Results};
 use self::session::Session;
 use self::topic::{PARTITIONS, Topic};
 use crate::report::Report;
@@ -69,7 +69,7 @@ enum Peer {
 
 impl Args {
     fn settings(&self) -> Settings {
-        Settings { linger_ms: self.linger_ms, kafka: self.kafka.clone() }
+        Settings { foreign: false, linger_ms: self.linger_ms, kafka: self.kafka.clone() }
     }
 
     fn quickly(self) -> Self {
@@ -95,14 +95,12 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         let mut scrap = Results::default();
         let into = if repetition > 0 { &mut results } else { &mut scrap };
         eprintln!("repetition {repetition} of {}", args.repetitions);
-        session.dipmo(Reader::Poll, into).await.context("dipmo poll")?;
-        session.dipmo(Reader::Wal, into).await.context("dipmo wal")?;
+        session.dipmo(Contestant::Poll, into).await.context("dipmo poll")?;
+        session.dipmo(Contestant::Wal, into).await.context("dipmo wal")?;
         if args.peer.is_some() {
+            session.dipmo(Contestant::WalForeign, into).await.context("dipmo wal on Debezium's table")?;
             session.debezium(into).await.context("Debezium")?;
         }
-    }
-    if !Reader::Wal.exists(&servers.meter(DATABASE).await?).await? {
-        report.line("dipmo wal is left out: this build has no table dipmo.relay_lane to choose it in.\n");
     }
     results.table(&mut report, &args.latency_rates);
     report.targets(&results.targets(args.peer.is_some()));

@@ -27,12 +27,6 @@ pub(crate) enum Reader {
 }
 
 impl Reader {
-    /// Whether this build has it.
-    pub(crate) async fn exists(self, meter: &Meter) -> Result<bool> {
-        let switch = "select (to_regclass('dipmo.relay_lane') is not null)::int::bigint";
-        Ok(self == Self::Poll || meter.number(switch).await? == 1)
-    }
-
     /// Makes it the reader of a database in which no relay runs. A reader of the WAL gets its slot, so that
     /// what is written from now on waits for it there.
     pub(crate) async fn choose(self, meter: &Meter, servers: &Servers, settings: &Settings) -> Result<()> {
@@ -41,7 +35,7 @@ impl Reader {
         }
         meter.client.batch_execute("update dipmo.relay_lane set reader = 'wal' where lane = 'KAFKA'").await?;
         let node = start(servers, settings).await?;
-        let streams = "select count(*) from pg_replication_slots where database = current_database() and active";
+        let streams = "select count(*) from dipmo.relay_lane where position is not null";
         let began = Instant::now();
         while meter.number(streams).await? == 0 {
             ensure!(began.elapsed() < SLOT_MAX, "the relay reads no slot after {} s", SLOT_MAX.as_secs());
@@ -51,9 +45,12 @@ impl Reader {
     }
 }
 
-/// Of the relay's producer.
+/// Of dipmo's relay.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
+    /// It reads the table of Debezium's users too.
+    pub(crate) foreign: bool,
+    /// Of its producer.
     pub(crate) linger_ms: u64,
     pub(crate) kafka: Vec<String>,
 }
@@ -62,6 +59,9 @@ pub(crate) struct Settings {
 pub(crate) async fn start(servers: &Servers, settings: &Settings) -> Result<Node> {
     let (url, brokers, linger) = (servers.url(DATABASE), servers.brokers(), settings.linger_ms.to_string());
     let mut words = vec!["relay", &url, &brokers, &linger];
+    if settings.foreign {
+        words.push("--foreign");
+    }
     words.extend(settings.kafka.iter().map(String::as_str));
     Node::start(&words).await
 }

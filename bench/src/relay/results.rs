@@ -8,6 +8,8 @@ use crate::report::{Goal, Report, Run, Target, median, runs_of, spread};
 pub(super) enum Contestant {
     Poll,
     Wal,
+    /// The same reader on the table that Debezium reads.
+    WalForeign,
     DebeziumCold,
     DebeziumWarm,
     Receive,
@@ -16,13 +18,14 @@ pub(super) enum Contestant {
     Produce,
 }
 
-use Contestant::{CopyOut, DebeziumCold, DebeziumWarm, Poll, Produce, Receive, ReceivePeer, Wal};
+use Contestant::{CopyOut, DebeziumCold, DebeziumWarm, Poll, Produce, Receive, ReceivePeer, Wal, WalForeign};
 
 impl Contestant {
     pub(super) fn name(self) -> &'static str {
         match self {
             Poll => "dipmo poll",
             Wal => "dipmo wal",
+            WalForeign => "dipmo wal, Debezium's table",
             DebeziumCold => "Debezium, cold",
             DebeziumWarm => "Debezium, warm",
             Receive => "limit: pg_recvlogical, dipmo's table",
@@ -36,7 +39,7 @@ impl Contestant {
     fn stream_limit(self) -> Option<Self> {
         match self {
             Poll | Wal => Some(Receive),
-            DebeziumCold | DebeziumWarm => Some(ReceivePeer),
+            WalForeign | DebeziumCold | DebeziumWarm => Some(ReceivePeer),
             _ => None,
         }
     }

@@ -6,7 +6,7 @@ use testbed::Debezium;
 use super::latency::Measured;
 use super::limits::{self, SLOT};
 use super::outbox::{Load, Outbox};
-use super::process::{self, PEER_SLOT, Reader};
+use super::process::{self, PEER_SLOT, Reader, Settings};
 use super::results::{Contestant, Results};
 use super::topic::{Ends, Topic};
 use super::{Args, DATABASE, TOPIC};
@@ -31,18 +31,13 @@ struct Backlog {
 
 impl Session<'_> {
     /// dipmo by one of its readers. The raw limits take the rows of the table reader before it does.
-    pub(super) async fn dipmo(&self, reader: Reader, results: &mut Results) -> Result<()> {
-        let meter = self.database(Outbox::Dipmo).await?;
-        if !reader.exists(&meter).await? {
-            return Ok(());
-        }
-        let settings = self.args.settings();
+    pub(super) async fn dipmo(&self, who: Contestant, results: &mut Results) -> Result<()> {
+        let reader = if who == Contestant::Poll { Reader::Poll } else { Reader::Wal };
+        let outbox = if who == Contestant::WalForeign { Outbox::Debezium } else { Outbox::Dipmo };
+        let meter = self.database(outbox).await?;
+        let settings = Settings { foreign: outbox == Outbox::Debezium, ..self.args.settings() };
         reader.choose(&meter, self.servers, &settings).await?;
-        let backlog = self.fill(Outbox::Dipmo, 0).await?;
-        let who = match reader {
-            Reader::Poll => Contestant::Poll,
-            Reader::Wal => Contestant::Wal,
-        };
+        let backlog = self.fill(outbox, 0).await?;
         if reader == Reader::Poll {
             self.limits(&meter, results).await?;
         }
@@ -58,7 +53,7 @@ impl Session<'_> {
         self.audited(who, run, &meter, &backlog, results).await?;
         if self.full {
             let node = process::start(self.servers, &settings).await?;
-            self.slowly(who, Outbox::Dipmo, &meter, node.pid(), results).await?;
+            self.slowly(who, outbox, &meter, node.pid(), results).await?;
             node.stop().await?;
         }
         Ok(())
