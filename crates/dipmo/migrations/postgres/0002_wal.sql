@@ -2,12 +2,14 @@
 
 -- How the rows of a lane are read. `position` is what the reader of the WAL has dealt with: everything
 -- committed before it was sent or is an exception. The slot never stands beyond it; one that does was
--- moved or made anew by somebody else, and the relay catches up from the table.
+-- moved or made anew by somebody else, and the relay catches up from the table. `ended` is a transaction id:
+-- all below it had ended before the position.
 create table dipmo.relay_lane (
     lane       text primary key,
     reader     text not null default 'poll',
     slot       text,
     position   pg_lsn,
+    ended      bigint,
     changed_at timestamptz not null default now(),
     constraint relay_lane_reader_known check (reader in ('poll', 'wal', 'verify')),
     constraint relay_lane_internal_polls check (lane <> 'INTERNAL' or reader = 'poll')

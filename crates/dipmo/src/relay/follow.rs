@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metrics::gauge;
+use tracing::info;
 
 use super::lane::{Lane, LaneStep};
 use super::publish::{Candidate, Delivery};
 use super::ranges::Ranges;
 use super::reader::{Checkpoint, Source, Turn};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::relay_out::OutRow;
 use crate::store::postgres::relay_rows::BatchLog;
 use crate::store::postgres::wal::{Lsn, WalBatch, WalStream};
@@ -29,6 +30,8 @@ const STORE_EVERY: Duration = Duration::from_millis(500);
 const STORE_EVERY_IDLE: Duration = Duration::from_secs(5);
 /// What one read may bring into memory, about.
 const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Rows of a foreign table that are read at once.
+const FOREIGN_ROWS: i64 = 2_000;
 /// At a hand-over, sent rows beyond the cursor are told apart by at most this many ranges.
 const TAIL_RANGES_MAX: usize = 1_000;
 
@@ -49,6 +52,8 @@ pub(super) struct WalSource {
     waiting: Option<Arc<Checkpoint>>,
     /// Rows that this relay wrote for messages that failed: not news.
     kept: HashSet<i64>,
+    /// All transactions below had ended before the position.
+    ended: Option<i64>,
     /// The WAL is to be read up to here, and then no more.
     pub(super) leaving: Option<Lsn>,
 }
@@ -65,6 +70,7 @@ impl WalSource {
             sent: Vec::new(),
             waiting: None,
             kept: HashSet::new(),
+            ended: None,
             leaving: None,
         }
     }
@@ -165,8 +171,31 @@ impl Lane {
         self.settle(&[], &exceptions).await?;
         self.link.commit().await?;
         self.sender().forget_keys();
-        self.wal().kept.extend(kept);
+        if let Source::Wal(source) = &mut self.source {
+            source.kept.extend(kept);
+        }
         Ok(exceptions.len())
+    }
+
+    /// Rows of foreign tables that may not have been seen in the WAL before the slot was lost. They have no
+    /// ids in order, so it is told by their transactions, and some are sent again.
+    pub(super) async fn resend_foreign(&mut self, ended: i64) -> Result<()> {
+        for table in self.options.foreign_tables.clone() {
+            let (mut after, mut resent) = (None, 0);
+            loop {
+                let rows = self.link.read_foreign(&table, ended, after, FOREIGN_ROWS).await?;
+                let Some(last) = rows.last() else { break };
+                after = Some((last.created_at(), last.outgoing(0).message_id));
+                resent += rows.len();
+                let mut delivery = self.begin_delivery().await?;
+                rows.into_iter().for_each(|row| self.offer(&mut delivery, Candidate::new(row, 0)));
+                let away = || Error::new(ErrorKind::Unavailable, "the destination is away while the relay catches up");
+                let outcomes = self.deliver(&delivery, &mut LaneStep::default()).await?.ok_or_else(away)?;
+                self.settle_failed(delivery, outcomes).await?;
+            }
+            info!(table = table.quoted(), resent, "rows were read from the foreign table again");
+        }
+        Ok(())
     }
 
     /// The WAL has been read past the reading of the horizon: the cursors follow.
@@ -184,6 +213,7 @@ impl Lane {
         }
         let logs = batch_logs(&source.sent, view.safe);
         source.sent.retain(|(_, id)| *id > view.safe);
+        source.ended = i64::try_from(checkpoint.snapshot.xmin).ok();
         self.unlogged.extend(logs);
     }
 
@@ -196,9 +226,9 @@ impl Lane {
         if !now && !due {
             return Ok(());
         }
-        let position = source.position;
+        let (position, ended) = (source.position, source.ended);
         self.flush_cursors().await?;
-        self.link.store_position(self.name, position).await?;
+        self.link.store_position(self.name, position, ended).await?;
         let source = self.wal();
         (source.stored, source.stored_at) = (position, Instant::now());
         source.stream.confirm(position);

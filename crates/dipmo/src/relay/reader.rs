@@ -67,13 +67,15 @@ pub(super) struct Account {
     pub(super) has_slot: bool,
     /// How far the WAL was dealt with.
     pub(super) position: Option<Lsn>,
+    /// All transactions below had ended before the position.
+    pub(super) ended: Option<i64>,
 }
 
 impl Account {
     pub(super) fn of(row: &LaneRow) -> Result<Self> {
         let unknown = || Error::new(ErrorKind::Bug, format!("relay_lane: unknown reader {:?}", row.reader));
         let reader = Reader::parse(&row.reader).ok_or_else(unknown)?;
-        Ok(Self { reader, has_slot: row.slot.is_some(), position: row.position })
+        Ok(Self { reader, has_slot: row.slot.is_some(), position: row.position, ended: row.ended })
     }
 
     /// One relay has to own all shards of the lane: there is one slot, and one reader of it.
@@ -172,7 +174,7 @@ impl Lane {
             (Source::MakingSlot(making), _) if making.made.is_finished() => self.slot_was_made().await,
             (Source::CatchingUp(catch_up), _) => {
                 let catch_up = *catch_up;
-                self.end_catch_up(catch_up).await
+                self.end_catch_up(catch_up, account.ended).await
             }
             (Source::Wal(_), Reader::Poll | Reader::Verify) => self.leave_wal().await,
             (Source::Verify(_), Reader::Poll | Reader::Wal) => {
@@ -272,12 +274,15 @@ impl Lane {
 
     /// Everything that was committed before the slot is sent when the cursors have passed the mark: who
     /// commits later is in the WAL, and what of it was seen in the table is skipped there.
-    async fn end_catch_up(&mut self, catch_up: CatchUp) -> Result<()> {
+    async fn end_catch_up(&mut self, catch_up: CatchUp, ended: Option<i64>) -> Result<()> {
         if self.shards.values().any(|shard| shard.cursor() < catch_up.mark || shard.has_orphans()) {
             return Ok(());
         }
+        if let Some(ended) = ended {
+            self.resend_foreign(ended).await?;
+        }
         self.flush_cursors().await?;
-        self.link.store_position(self.name, catch_up.from).await?;
+        self.link.store_position(self.name, catch_up.from, None).await?;
         self.open_wal(catch_up.from).await
     }
 

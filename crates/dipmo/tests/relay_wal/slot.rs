@@ -4,7 +4,7 @@ use crate::support::{Scripted, World};
 use crate::{end, numbers, options, until, until_following, until_sent, wal_world};
 
 /// As by an operator, once the server knows that nobody reads it.
-async fn dropped(world: &World) {
+pub async fn dropped(world: &World) {
     let free = format!("pg_replication_slots where slot_name = '{}' and not active", world.slot());
     while world.count(&free).await == 0 {
         tokio::task::yield_now().await;

@@ -3,16 +3,19 @@
 
 use std::str::FromStr as _;
 
+use time::OffsetDateTime;
 use tokio_postgres::types::ToSql;
+use uuid::Uuid;
 
 use super::relay::Link;
-use super::wal::Lsn;
+use super::relay_out::OutRow;
+use super::wal::{ForeignTable, Lsn};
 use crate::error::Result;
-use crate::transport::Outgoing;
+use crate::transport::{DEBEZIUM_HEADERS, Outgoing};
 
 const LANES: &str = "
 -- relay.lanes
-select l.lane, l.reader, l.slot, l.position::text, exists (select from dipmo.subscription)
+select l.lane, l.reader, l.slot, l.position::text, l.ended, exists (select from dipmo.subscription)
 from dipmo.relay_lane l";
 
 const BEGIN_WAL: &str = "
@@ -24,13 +27,13 @@ update dipmo.relay_lane set slot = $2, changed_at = now() where lane = $1 and sl
 const STORE_POSITION: &str = "
 -- relay.store_position
 update dipmo.relay_lane l
-set position = $2::text::pg_lsn, changed_at = now()
+set position = $2::text::pg_lsn, ended = coalesce($3, l.ended), changed_at = now()
 from (select set_config('synchronous_commit', 'on', true)) durable
 where l.lane = $1 and l.slot is not null and (l.position is null or l.position <= $2::text::pg_lsn)";
 
 const END_WAL: &str = "
 -- relay.end_wal
-update dipmo.relay_lane set slot = null, position = null, changed_at = now() where lane = $1";
+update dipmo.relay_lane set slot = null, position = null, ended = null, changed_at = now() where lane = $1";
 
 const LAST_ID: &str = "
 -- relay.last_id_handed_out
@@ -70,6 +73,8 @@ pub(crate) struct LaneRow {
     pub(crate) slot: Option<String>,
     /// Everything committed before was sent or is an exception.
     pub(crate) position: Option<Lsn>,
+    /// All transactions below had ended before the position.
+    pub(crate) ended: Option<i64>,
 }
 
 impl Link {
@@ -78,9 +83,9 @@ impl Link {
         let rows = self.query(LANES, &[]).await?;
         let read = |row: &tokio_postgres::Row| {
             let position = row.get::<_, Option<&str>>(3).map(Lsn::from_str).transpose()?;
-            Ok(LaneRow { lane: row.get(0), reader: row.get(1), slot: row.get(2), position })
+            Ok(LaneRow { lane: row.get(0), reader: row.get(1), slot: row.get(2), position, ended: row.get(4) })
         };
-        let subscribed = rows.first().is_some_and(|row| row.get(4));
+        let subscribed = rows.first().is_some_and(|row| row.get(5));
         Ok((rows.iter().map(read).collect::<Result<_>>()?, subscribed))
     }
 
@@ -89,8 +94,8 @@ impl Link {
         self.query(BEGIN_WAL, &[&lane, &slot]).await.map(drop)
     }
 
-    pub(crate) async fn store_position(&self, lane: &str, position: Lsn) -> Result<()> {
-        self.query(STORE_POSITION, &[&lane, &position.to_string()]).await.map(drop)
+    pub(crate) async fn store_position(&self, lane: &str, position: Lsn, ended: Option<i64>) -> Result<()> {
+        self.query(STORE_POSITION, &[&lane, &position.to_string(), &ended]).await.map(drop)
     }
 
     pub(crate) async fn end_wal(&self, lane: &str) -> Result<()> {
@@ -137,6 +142,31 @@ impl Link {
         ];
         let rows = self.query(KEEP, &params).await?;
         Ok((rows[0].get(0), rows[0].get(1)))
+    }
+
+    /// Rows of a foreign table that were written by transactions from `ended` on, in the order of their time,
+    /// after the one given. Their columns are those of the outbox.
+    pub(crate) async fn read_foreign(
+        &self,
+        table: &ForeignTable,
+        ended: i64,
+        after: Option<(OffsetDateTime, Uuid)>,
+        limit: i64,
+    ) -> Result<Vec<OutRow>> {
+        let name = table.quoted();
+        let statement = format!(
+            "select 0::smallint, 0::bigint, f.id, 'KAFKA:' || $5 || f.aggregate_type, f.aggregate_id::text, ''::text,
+                    f.aggregate_type::text, f.aggregate_id::text, null::bigint, f.event_type::text, 1::integer,
+                    null::text, null::text, null::text, $6::text, convert_to(f.payload::text, 'UTF8'),
+                    f.timestamp, f.timestamp
+             from {name} f
+             where age(f.xmin) <= age($1::bigint::text::xid8::xid)
+               and ($2::timestamptz is null or (f.timestamp, f.id) > ($2, $3))
+             order by f.timestamp, f.id limit $4"
+        );
+        let (time, id) = after.unzip();
+        let params: [&(dyn ToSql + Sync); 6] = [&ended, &time, &id, &limit, &table.topic_prefix, &DEBEZIUM_HEADERS];
+        Ok(self.query_text(&statement, &params).await?.into_iter().map(OutRow::Table).collect())
     }
 
     /// Leaves a note for operators that the lane was read from the table again.

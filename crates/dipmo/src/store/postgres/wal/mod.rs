@@ -35,6 +35,12 @@ pub struct ForeignTable {
 }
 
 impl ForeignTable {
+    /// As SQL names it.
+    pub(crate) fn quoted(&self) -> String {
+        let quote = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+        format!("{}.{}", quote(&self.schema), quote(&self.table))
+    }
+
     pub fn new(schema: impl Into<String>, table: impl Into<String>) -> Self {
         Self { schema: schema.into(), table: table.into(), topic_prefix: "outbox.".to_owned() }
     }
