@@ -29,7 +29,7 @@ const STORE_EVERY: Duration = Duration::from_millis(500);
 /// ... and at this one while only other tables are written: a position is itself a write.
 const STORE_EVERY_IDLE: Duration = Duration::from_secs(5);
 /// What one read may bring into memory, about.
-const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
+const READ_BYTES_MAX: usize = 1024 * 1024;
 /// Rows of a foreign table that are read at once.
 const FOREIGN_ROWS: i64 = 2_000;
 /// At a hand-over, sent rows beyond the cursor are told apart by at most this many ranges.
