@@ -88,10 +88,12 @@ async fn a_reconnect_repeats_exactly_what_was_not_confirmed() {
     for key in ["a", "b", "c"] {
         world.append(&[key]).await;
     }
-    let mut ends = Vec::new();
+    let (mut ends, mut seen) = (Vec::new(), 0);
     while ends.len() < 3 {
         let batch = stream.next(1, 1 << 20, &|_| false).await.unwrap();
-        ends.extend(batch.rows.first().and(batch.upto));
+        seen += batch.rows.len();
+        // The commit of a row may come in a batch of its own, and keepalives in between.
+        ends.extend(batch.upto.filter(|_| seen > ends.len()));
     }
     stream.confirm(ends[1]);
     stream.confirm(ends[0]);
