@@ -73,7 +73,8 @@ pub(super) struct Found<R> {
     late_complete: bool,
     /// What the rows were read in; `None` where there were no gaps.
     snapshot: Option<Snapshot>,
-    /// Shards whose new rows were read, and where their cursors come to stand.
+    /// Shards whose new rows were read, where their cursors stood, and where they come to stand.
+    from: BTreeMap<i16, i64>,
     ends: BTreeMap<i16, i64>,
     pub(super) more: bool,
 }
@@ -91,6 +92,24 @@ fn in_order<R: ReadRow>(rows: &[R]) -> bool {
 }
 
 impl<R: ReadRow> Found<R> {
+    /// New rows alone, read from the cursors up to the safe id or the limit.
+    fn fresh(fresh: Vec<R>, cursors: Cursors, view: &View, limit: usize) -> Self {
+        assert!(in_order(&fresh), "rows come by shard and in id order");
+        let mut read: BTreeMap<i16, (usize, i64)> = BTreeMap::new();
+        for (shard, id) in fresh.iter().map(R::place) {
+            let entry = read.entry(shard).or_default();
+            *entry = (entry.0 + 1, id);
+        }
+        let end = |shard: &i16| match read.get(shard) {
+            Some((count, last)) if *count == limit => *last,
+            _ => view.safe,
+        };
+        let ends: BTreeMap<i16, i64> = cursors.0.iter().map(|shard| (*shard, end(shard))).collect();
+        let more = ends.values().any(|end| *end < view.safe);
+        let from = cursors.0.into_iter().zip(cursors.1).collect();
+        Self { late: Vec::new(), fresh, late_complete: true, snapshot: None, from, ends, more }
+    }
+
     /// The same with only the places of the rows, for when the rows themselves move on.
     pub(super) fn places(&self) -> Found<(i16, i64)> {
         Found {
@@ -98,6 +117,7 @@ impl<R: ReadRow> Found<R> {
             fresh: self.fresh.iter().map(R::place).collect(),
             late_complete: self.late_complete,
             snapshot: self.snapshot.clone(),
+            from: self.from.clone(),
             ends: self.ends.clone(),
             more: self.more,
         }
@@ -213,19 +233,33 @@ impl Lane {
         if snapshot.is_some() {
             self.link.commit().await?;
         }
-        assert!(in_order(&late_rows) && in_order(&fresh), "rows come by shard and in id order");
-        let mut read: BTreeMap<i16, (usize, i64)> = BTreeMap::new();
-        for (shard, id) in fresh.iter().map(R::place) {
-            let entry = read.entry(shard).or_default();
-            *entry = (entry.0 + 1, id);
+        assert!(in_order(&late_rows), "rows come by shard and in id order");
+        let found = Found::fresh(fresh, cursors, view, limit);
+        Ok(Found { late: late_rows, late_complete, snapshot, more: found.more || !late_complete, ..found })
+    }
+
+    /// Reads on behind what is in hand, while that is being sent. Only where nothing can appear in between.
+    pub(super) async fn read_ahead<R: ReadRow>(
+        &self,
+        view: &View,
+        in_hand: &Found<(i16, i64)>,
+        limit: usize,
+    ) -> Result<Option<Found<R>>> {
+        let gaps = !view.gaps.is_empty() || self.shards.values().any(Shard::has_gaps);
+        if gaps || !in_hand.more || !in_hand.late_complete {
+            return Ok(None);
         }
-        let end = |shard: &i16| match read.get(shard) {
-            Some((count, last)) if *count == limit => *last,
-            _ => view.safe,
-        };
-        let ends: BTreeMap<i16, i64> = cursors.0.iter().map(|shard| (*shard, end(shard))).collect();
-        let more = !late_complete || ends.values().any(|end| *end < view.safe);
-        Ok(Found { late: late_rows, fresh, late_complete, snapshot, ends, more })
+        let ends = in_hand.ends.iter().filter(|(_, end)| **end < view.safe);
+        let cursors: Cursors = ends.map(|(shard, end)| (*shard, *end)).unzip();
+        let rows_max = i64::try_from(limit).unwrap_or(i64::MAX);
+        let fresh = R::fresh(&self.link, &cursors, view.safe, rows_max).await?;
+        Ok(Some(Found::fresh(fresh, cursors, view, limit)))
+    }
+
+    /// What was read ahead still begins where the cursors stand.
+    pub(super) fn fits<R>(&self, found: &Found<R>) -> bool {
+        let stands = |(shard, from): (&i16, &i64)| self.shards.get(shard).is_some_and(|own| own.cursor() == *from);
+        found.from.iter().all(stands) && !self.shards.values().any(Shard::has_gaps)
     }
 
     /// Notes in memory what was dealt with and tells what the batch log gets. Late rows are logged one by

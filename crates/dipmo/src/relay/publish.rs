@@ -29,7 +29,7 @@ use crate::transport::{Outcome, Outgoing, Publisher, Refusal};
 /// More failures than this at once are the destination's trouble, not the rows': nothing is marked.
 const EXCEPTIONS_MAX: usize = 1_000;
 /// What one read may bring into memory, about.
-const READ_BYTES_MAX: usize = 2 * 1024 * 1024;
+const READ_BYTES_MAX: usize = 1024 * 1024;
 /// The first read of a lane; reads double from here while rows stay small.
 const READ_ROWS_FIRST: usize = 64;
 
@@ -41,6 +41,8 @@ pub(crate) struct Sender {
     keys_read: Option<Instant>,
     /// Rows of a shard that the next read takes.
     read_rows: usize,
+    /// Read while the rows before were being sent.
+    ahead: Option<Found<OutRow>>,
 }
 
 /// A row in the batch, with what is known of it.
@@ -103,6 +105,7 @@ impl Sender {
             keys: OpenKeys::default(),
             keys_read: None,
             read_rows: READ_ROWS_FIRST,
+            ahead: None,
         }
     }
 
@@ -140,7 +143,10 @@ impl Lane {
             self.offer(&mut delivery, Candidate::new(row, 0));
         }
         let mut step = LaneStep { more: places.more, ..LaneStep::default() };
-        let Some(outcomes) = self.deliver(&delivery, &mut step).await? else { return Ok(step) };
+        let limit = self.sender().read_rows;
+        let (sent, ahead) = tokio::join!(self.send(&delivery.candidates), self.read_ahead(view, &places, limit));
+        let Some(outcomes) = self.delivered(&delivery, sent?, &mut step) else { return Ok(step) };
+        self.sender().ahead = ahead?;
         let exceptions = self.judge(&mut delivery, outcomes)?;
         step.excepted = exceptions.len();
         step.more |= delivery.reopened > 0 && !exceptions.is_empty();
@@ -173,14 +179,18 @@ impl Lane {
     /// Sends; `None` when the destination is away and nothing is to be marked.
     pub(super) async fn deliver(&mut self, delivery: &Delivery, step: &mut LaneStep) -> Result<Option<Vec<Outcome>>> {
         let outcomes = self.send(&delivery.candidates).await?;
+        Ok(self.delivered(delivery, outcomes, step))
+    }
+
+    fn delivered(&mut self, delivery: &Delivery, outcomes: Vec<Outcome>, step: &mut LaneStep) -> Option<Vec<Outcome>> {
         if self.is_away(&outcomes) {
             step.breaker_until = self.sender().breaker.until();
             step.more = false;
-            return Ok(None);
+            return None;
         }
         step.sent += outcomes.iter().filter(|outcome| **outcome == Outcome::Done).count();
         self.measure(&delivery.candidates, &outcomes);
-        Ok(Some(outcomes))
+        Some(outcomes)
     }
 
     /// Keys are read again now and then, because operators change them.
@@ -240,19 +250,24 @@ impl Lane {
         ))
     }
 
+    /// What was read ahead, else what the table has now.
     async fn read_new(&mut self, view: &View) -> Result<Found<OutRow>> {
         let full = self.sender().keys.is_full();
         if full {
             warn!(lane = self.name, "too many keys are parked: new rows wait until some are settled");
         }
         let limit = self.sender().read_rows;
-        let found: Found<OutRow> = self.read(view, limit, full).await?;
+        let ahead = self.sender().ahead.take();
+        let found = match ahead.filter(|ahead| !full && self.fits(ahead)) {
+            Some(found) => found,
+            None => self.read(view, limit, full).await?,
+        };
         let (shards, batch_rows) = (self.shards.len(), self.options.batch_rows);
         self.sender().adapt(&found.fresh, shards, batch_rows);
         Ok(found)
     }
 
-    async fn send(&mut self, candidates: &[Candidate]) -> Result<Vec<Outcome>> {
+    async fn send(&self, candidates: &[Candidate]) -> Result<Vec<Outcome>> {
         if candidates.is_empty() {
             return Ok(Vec::new());
         }
@@ -261,7 +276,7 @@ impl Lane {
         }
         let rows: Vec<Outgoing<'_>> =
             candidates.iter().map(|candidate| candidate.row.outgoing(candidate.transaction)).collect();
-        let publisher = Arc::clone(&self.sender().publisher);
+        let publisher = &self.sender.as_ref().expect("only lanes with a sender publish").publisher;
         let outcomes = publisher.publish(&rows).await;
         if outcomes.len() != rows.len() {
             return Err(Error::new(ErrorKind::Bug, "a publisher tells the outcome of every row"));
