@@ -21,7 +21,7 @@ const FLAT: Goal = Goal::Under(1.25);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The longest history; 10000000 takes an hour and up to 30 GB of disk
+    /// The longest history; 10000000 is the most, and takes long and much disk
     #[arg(long, default_value_t = 1_000_000)]
     rows_max: usize,
     /// Only what has this in its name: relay, poll, wal, store, process

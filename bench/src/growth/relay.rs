@@ -1,13 +1,13 @@
 //! The relay with published rows behind its cursors.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::{Args, Moment, Slice, Window, hold_open};
 use crate::meter::Meter;
 use crate::relay::DATABASE;
 use crate::relay::outbox::{Load, Outbox};
 use crate::relay::process::{self, Reader, Settings};
-use crate::relay::topic::{Ends, Topic};
+use crate::relay::topic::{Ends, Faults, Topic};
 use crate::servers::Servers;
 
 /// Rows of history a statement.
@@ -107,6 +107,10 @@ impl Run<'_> {
         let first = self.moment(&start, 1, node.pid()).await?;
         let last = self.moment(&start, backlog, node.pid()).await?;
         node.stop().await?;
+        // Records that came twice would be counted as progress.
+        let ids = Outbox::Dipmo.ids(self.meter, &load).await?;
+        let faults = self.topic.audit(&start, Outbox::Dipmo, &load, ids).await?;
+        ensure!(faults == Faults::default(), "the slice did not arrive as it was written: {faults:?}");
         let slice = Slice::between(&first, &last);
         eprintln!("  {:.0} rows/s, {:.2} and {:.2} CPU-s per 100 k", slice.rate, slice.node, slice.postgres);
         Ok(slice)
