@@ -250,5 +250,5 @@ fn fits<T: TryFrom<i64>>(number: i64, column: &str) -> Result<T> {
 }
 
 #[cfg(test)]
-#[path = "decode_tests.rs"]
+#[path = "tests/decode.rs"]
 mod tests;

@@ -100,5 +100,5 @@ fn id_of(prefix: &str, at: Lsn, content: &[u8]) -> Uuid {
 }
 
 #[cfg(test)]
-#[path = "envelope_tests.rs"]
+#[path = "tests/envelope.rs"]
 mod tests;

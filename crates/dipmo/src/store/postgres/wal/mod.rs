@@ -19,6 +19,7 @@ mod row;
 pub(crate) mod slot;
 mod stream;
 #[cfg(test)]
+#[path = "tests/world.rs"]
 mod test_world;
 
 pub(crate) use lsn::Lsn;

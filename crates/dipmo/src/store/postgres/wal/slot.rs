@@ -290,5 +290,5 @@ fn quoted(name: &str) -> String {
 }
 
 #[cfg(test)]
-#[path = "slot_tests.rs"]
+#[path = "tests/slot.rs"]
 mod tests;

@@ -316,5 +316,5 @@ fn quoted(name: &str) -> String {
 }
 
 #[cfg(test)]
-#[path = "stream_tests.rs"]
+#[path = "tests/stream.rs"]
 mod tests;

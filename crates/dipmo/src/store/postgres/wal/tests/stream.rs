@@ -133,8 +133,12 @@ async fn a_large_transaction_arrives_in_parts() {
              from generate_series(1, 100000) n",
         )
         .await;
-    let before = stream.next(1, 1 << 20, &|_| false).await.unwrap();
-    assert_eq!((keys(&before.rows), before.upto.is_some(), before.open), (vec!["before"], true, false));
+    // Keepalives may come first, and the commit of the row by itself.
+    let mut before = Vec::new();
+    while stream.transaction.is_some() || before.is_empty() {
+        before.extend(stream.next(1, 1 << 20, &|_| false).await.unwrap().rows);
+    }
+    assert_eq!(keys(&before), ["before"]);
     let (mut seen, mut parts, mut number) = (0, 0, None);
     loop {
         let batch = stream.next(7_000, 1 << 20, &|_| false).await.unwrap();
