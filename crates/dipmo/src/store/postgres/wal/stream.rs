@@ -26,9 +26,6 @@ const READ_SIZE: usize = 256 * 1024;
 const READ_SIZE_MIN: usize = 64 * 1024;
 /// In quiet times the server is asked for an answer every few seconds; a connection this silent is dead.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// The server sends each row by itself, faster than callers should be woken: under load rows wait this long for
-/// others. A row that comes after a pause does not wait.
-const BATCH_EVERY_MIN: Duration = Duration::from_millis(1);
 /// How long the server may take to end an orderly closed connection.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
 /// Before the content of a frame of the log: 'w', start, end, time.
@@ -57,8 +54,6 @@ pub(crate) struct WalStream {
     /// The transaction that the server is sending now.
     transaction: Option<u64>,
     heard_at: Instant,
-    /// When the caller last got rows.
-    handed_out_at: Instant,
     failed: bool,
     progress: watch::Sender<Progress>,
     feedback: JoinHandle<()>,
@@ -105,7 +100,6 @@ impl WalStream {
             gathered: Gathered::default(),
             transaction: None,
             heard_at: Instant::now(),
-            handed_out_at: Instant::now(),
             failed: false,
             progress,
             feedback,
@@ -137,8 +131,8 @@ impl WalStream {
             if complete {
                 match self.read().now_or_never() {
                     Some(read) => read?,
-                    None if self.handed_out_at.elapsed() >= BATCH_EVERY_MIN => return Ok(()),
-                    None => tokio::time::sleep_until(self.handed_out_at + BATCH_EVERY_MIN).await,
+                    // Who sends them takes long enough for others to gather.
+                    None => return Ok(()),
                 }
             } else {
                 let deadline = self.heard_at + SILENCE_MAX;
@@ -260,9 +254,6 @@ impl WalStream {
     fn hand_out(&mut self) -> WalBatch {
         let mut batch = std::mem::take(&mut self.gathered).batch;
         batch.open = self.transaction.is_some() && self.transaction == batch.transactions.last().copied();
-        if !batch.rows.is_empty() {
-            self.handed_out_at = Instant::now();
-        }
         if let Some(upto) = batch.upto {
             // No news for the server that could not wait for its next status message.
             self.progress.send_if_modified(|progress| {
