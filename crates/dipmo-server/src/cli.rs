@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dipmo::relay::Reader;
 use uuid::Uuid;
 
 /// Durable inbox, process manager and outbox over PostgreSQL and Kafka.
@@ -54,6 +55,9 @@ pub(crate) enum Verb {
     /// Messages to send
     #[command(subcommand)]
     Outbox(OutboxVerb),
+    /// From where the outbox is read: its table or the WAL
+    #[command(subcommand)]
+    Relay(RelayVerb),
     /// Keys that wait behind a failed message
     #[command(subcommand)]
     Key(KeyVerb),
@@ -193,6 +197,71 @@ pub(crate) enum OutboxVerb {
     Retry(RepairArgs),
     /// Give a message up: it is never sent, what waits behind it follows
     Discard(RepairArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RelayVerb {
+    /// Readers, slots, relays, and what stands in the way of the WAL
+    Status,
+    /// Show or change who reads the outbox for Kafka
+    Reader(ReaderArgs),
+    /// The replication slot behind the WAL's reader
+    #[command(subcommand)]
+    Slot(SlotVerb),
+}
+
+/// A reader to change to, or none to see which one it is.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReaderArgs {
+    #[arg(value_enum, requires = "reason")]
+    pub(crate) reader: Option<ReaderName>,
+    /// Why; kept in the audit trail
+    #[arg(long, requires = "reader")]
+    pub(crate) reason: Option<String>,
+    /// Who; kept in the audit trail
+    #[arg(long, env = "DIPMO_ACTOR")]
+    pub(crate) actor: Option<String>,
+    /// Accepted as everywhere; this verb never asks
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReaderName {
+    /// The table, by any number of relays together
+    Poll,
+    /// The WAL, by one relay; the others stand by
+    Wal,
+    /// The table, and the WAL beside it to compare
+    Verify,
+}
+
+impl From<ReaderName> for Reader {
+    fn from(name: ReaderName) -> Self {
+        match name {
+            ReaderName::Poll => Reader::Poll,
+            ReaderName::Wal => Reader::Wal,
+            ReaderName::Verify => Reader::Verify,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SlotVerb {
+    /// The slots of this schema's relays
+    Status,
+    /// Make the slot before a relay does; only with the reader wal
+    Create(ChangeArgs),
+    /// Drop a slot that nobody reads
+    Drop {
+        /// As `status` shows it; the one that is sent from unless given
+        name: Option<String>,
+        /// Also one that a relay has still to read: messages that were only emitted are lost
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
 }
 
 #[derive(Debug, Subcommand)]

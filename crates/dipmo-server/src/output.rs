@@ -164,6 +164,16 @@ pub(crate) fn age(seconds: Option<f64>) -> String {
     }
 }
 
+/// `512 B`, `20 kB`, `3 GB`: a size for eyes.
+pub(crate) fn bytes(count: Option<i64>) -> String {
+    const UNITS: [(i64, &str); 4] = [(1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")];
+    let Some(count) = count else { return "-".to_owned() };
+    match UNITS.iter().find(|(size, _)| count >= 2 * size) {
+        Some((size, unit)) => format!("{} {unit}", count / size),
+        None => format!("{count} B"),
+    }
+}
+
 pub(crate) fn or_dash(text: Option<&str>) -> String {
     text.unwrap_or("-").to_owned()
 }
@@ -183,6 +193,13 @@ mod tests {
     #[test]
     fn columns_line_up() {
         assert_eq!(table(&["id", "state"], &[vec!["1".into(), "DEAD".into()]]), "ID  STATE\n1   DEAD\n");
+    }
+
+    #[test]
+    fn sizes_grow_coarser() {
+        let sizes = [0, 2_047, 2_048, 5 << 20, 9 << 30].map(|count| bytes(Some(count)));
+        assert_eq!(sizes, ["0 B", "2047 B", "2 kB", "5 MB", "9 GB"]);
+        assert_eq!(bytes(None), "-");
     }
 
     #[test]

@@ -48,3 +48,26 @@ async fn gauges_show_what_is_open_and_fall_to_zero_when_it_is_gone() {
         assert!(shown.contains(line), "{line} is missing in:\n{shown}");
     }
 }
+
+#[tokio::test]
+async fn a_slot_shows_whether_it_is_read_and_what_it_keeps_and_falls_to_zero_when_it_is_gone() {
+    let world = World::new().await;
+    let slot = format!("dipmo_{}_outbox", world.schema);
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let options = DbOptions { schema: world.schema.clone(), ..DbOptions::new(world.url()) };
+    let upkeep = Upkeep::new(Db::open(options).unwrap(), UpkeepOptions::default()).unwrap();
+    let shown = async |name: &str| {
+        upkeep.measure().await.unwrap();
+        let start = format!("{name}{{slot=\"{slot}\"}} ");
+        let text = recorder.handle().render();
+        text.lines().find_map(|line| line.strip_prefix(&start).map(|value| value.parse::<f64>().unwrap()))
+    };
+    assert_eq!(shown("dipmo_relay_slot_kept_bytes").await, None, "the table is read: there is no slot");
+    world.run_sql(&format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')")).await;
+    world.run_sql("insert into consumer (name) values ('writes WAL')").await;
+    assert!(shown("dipmo_relay_slot_kept_bytes").await > Some(0.0));
+    assert_eq!(shown("dipmo_relay_slot_active").await, Some(0.0));
+    world.run_sql(&format!("select pg_drop_replication_slot('{slot}')")).await;
+    assert_eq!(shown("dipmo_relay_slot_kept_bytes").await, Some(0.0));
+}

@@ -160,3 +160,39 @@ async fn a_dedupe_window_that_is_too_short_and_a_silent_upkeep_are_found() {
     let diagnosis = diagnose_with(&world, DoctorOptions { upkeep, ..DoctorOptions::default() }).await;
     assert_eq!(faults(&diagnosis), ["upkeep", "retention"]);
 }
+
+#[tokio::test]
+async fn a_reader_that_is_wanted_and_not_at_work_is_found() {
+    let world = World::with_billing().await;
+    world.run("update relay_lane set reader = 'wal', changed_at = now() where lane = 'KAFKA'").await;
+    let diagnosis = diagnose(&world).await;
+    assert_eq!(check(&diagnosis, "reader").verdict, Verdict::Note, "a relay needs a moment");
+    world.run("update relay_lane set changed_at = now() - interval '1 minute'").await;
+    let diagnosis = diagnose(&world).await;
+    assert_eq!(faults(&diagnosis), ["reader"]);
+    let found = check(&diagnosis, "reader");
+    assert_eq!(found.finding, "wal is wanted, and its slot is not there");
+    assert!(found.advice.as_ref().unwrap().contains("dipmo run --role relay"), "{found:?}");
+    let detail = r#"{"lanes": ["KAFKA"], "reader_problem": "wal_level is replica"}"#;
+    world.run(&format!("insert into node (name, role, detail) values ('n1', 'relay', '{detail}')")).await;
+    let diagnosis = diagnose(&world).await;
+    assert_eq!(faults(&diagnosis), ["reader"]);
+    assert_eq!(check(&diagnosis, "reader").finding, "n1 cannot read the WAL: wal_level is replica");
+    world.run("update relay_lane set reader = 'poll'; update node set detail = '{}'").await;
+    assert!(!diagnose(&world).await.degraded);
+}
+
+#[tokio::test]
+async fn a_slot_that_was_left_behind_is_found() {
+    let world = World::with_billing().await;
+    let slot = format!("dipmo_{}_outbox", world.db.schema());
+    world.run(&format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')")).await;
+    let left = diagnose(&world).await;
+    world.run(&format!("update relay_lane set slot = '{slot}', changed_at = now() where lane = 'KAFKA'")).await;
+    let going_back = diagnose(&world).await;
+    world.run(&format!("select pg_drop_replication_slot('{slot}')")).await;
+    assert_eq!(faults(&left), ["slot"]);
+    assert!(check(&left, "slot").finding.starts_with(&format!("{slot} was left behind and keeps ")), "{left:?}");
+    assert!(check(&left, "slot").advice.as_ref().unwrap().contains(&format!("dipmo relay slot drop {slot}")));
+    assert!(!going_back.degraded, "a relay reads it to its end and drops it: {going_back:?}");
+}

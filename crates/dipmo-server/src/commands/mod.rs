@@ -7,6 +7,7 @@ mod inbox;
 mod key;
 mod outbox;
 mod process;
+mod relay;
 mod schema;
 mod status;
 
@@ -45,6 +46,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<Exit, Quit> {
         Verb::Doctor => doctor::run(&context).await,
         Verb::Inbox(verb) => inbox::run(&context, verb).await,
         Verb::Outbox(verb) => outbox::run(&context, verb).await,
+        Verb::Relay(verb) => relay::run(&context, verb).await,
         Verb::Key(verb) => key::run(&context, verb).await,
         Verb::Process(verb) => process::run(&context, verb).await,
         Verb::Audit(verb) => audit::run(&context, verb).await,

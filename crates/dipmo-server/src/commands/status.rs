@@ -5,7 +5,7 @@ use dipmo::operator::{Status, status};
 use super::Context;
 use crate::cli::Format;
 use crate::exit::{Exit, Quit};
-use crate::output::{self, age, table};
+use crate::output::{self, age, bytes, or_dash, table};
 
 pub(super) async fn run(context: &Context) -> Result<Exit, Quit> {
     let status = status(&context.db()?).await?;
@@ -32,7 +32,11 @@ fn sheet(status: &Status) -> String {
     let lanes: Vec<Vec<String>> = status
         .lanes
         .iter()
-        .map(|l| vec![l.lane.clone(), l.pending.to_string(), age(l.oldest_age_seconds), l.shards_unowned.to_string()])
+        .map(|l| {
+            let (pending, unowned) = (l.pending.to_string(), l.shards_unowned.to_string());
+            let reader = or_dash(l.reader.as_deref());
+            vec![l.lane.clone(), pending, age(l.oldest_age_seconds), unowned, reader, bytes(l.wal_behind_bytes)]
+        })
         .collect();
     let exceptions: Vec<Vec<String>> =
         status.exceptions.iter().map(|x| vec![x.lane.clone(), x.state.clone(), x.count.to_string()]).collect();
@@ -49,7 +53,7 @@ fn sheet(status: &Status) -> String {
     let inbox = ["consumer", "received", "retry", "parked", "dead", "serde error", "parked keys", "oldest"];
     let parts = [
         table(&inbox, &consumers),
-        table(&["lane", "pending", "oldest", "shards without owner"], &lanes),
+        table(&["lane", "pending", "oldest", "shards without owner", "reader", "WAL behind"], &lanes),
         table(&["lane", "not sent", "count"], &exceptions),
         table(&["node", "role", "up", "heartbeat"], &nodes),
         table(&["process", "status", "state", "count"], &processes),

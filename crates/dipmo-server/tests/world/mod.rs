@@ -158,7 +158,14 @@ impl Drop for World {
                     "select pg_terminate_backend(pid) from pg_stat_activity where application_name = '{schema}'"
                 );
                 let drop = format!("set lock_timeout = '5s'; {end}; drop schema if exists {schema} cascade");
-                let _ = connect(&url).await.batch_execute(&drop).await;
+                let client = connect(&url).await;
+                let _ = client.batch_execute(&drop).await;
+                let _ = client.batch_execute(&format!("drop publication if exists {schema}_outbox")).await;
+                let slots = format!("from pg_replication_slots where slot_name like 'dipmo_{schema}_%'");
+                // The walsender of a daemon that was killed may not have noticed yet.
+                let end = format!("select pg_terminate_backend(active_pid, 5000) {slots} and active");
+                let _ = client.batch_execute(&end).await;
+                let _ = client.batch_execute(&format!("select pg_drop_replication_slot(slot_name) {slots}")).await;
             });
         });
         let _ = cleaner.join();

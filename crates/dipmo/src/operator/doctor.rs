@@ -5,6 +5,8 @@ use std::time::Duration;
 use deadpool_postgres::Transaction;
 use serde::Serialize;
 
+use super::doctor_readers::readers;
+use super::relay;
 use crate::error::Result;
 use crate::store::postgres::operator::look;
 use crate::store::postgres::operator_doctor::{self as facts, Holder, Setting};
@@ -73,17 +75,27 @@ pub async fn doctor(db: &Db, options: &DoctorOptions) -> Result<Diagnosis> {
     };
     let usable = known.verdict == Verdict::Ok;
     checks.push(known);
+    checks.extend(at_one_moment(db, usable, options).await?);
+    // A standby cannot say how far its WAL is written; what it is has been said already.
+    if usable && checks.iter().all(|check| check.name != "primary") {
+        checks.extend(readers(&relay::status(db).await?, options.relay_silent_max));
+    }
+    checks.extend(options.upkeep.as_ref().map(retention));
+    let degraded = checks.iter().any(|check| check.verdict == Verdict::Degraded);
+    Ok(Diagnosis { degraded, checks })
+}
+
+/// What one snapshot shows.
+async fn at_one_moment(db: &Db, usable: bool, options: &DoctorOptions) -> Result<Vec<Check>> {
     let mut client = db.client().await?;
     let tx = look(&mut client).await?;
-    checks.extend(server(&facts::settings(db, &tx).await?));
+    let mut checks = server(&facts::settings(db, &tx).await?);
     if usable {
         checks.extend(tables(db, &tx).await?);
         checks.extend(flow(db, &tx, options).await?);
         checks.extend(sessions(db, &tx, options).await?);
     }
-    checks.extend(options.upkeep.as_ref().map(retention));
-    let degraded = checks.iter().any(|check| check.verdict == Verdict::Degraded);
-    Ok(Diagnosis { degraded, checks })
+    Ok(checks)
 }
 
 impl Check {
@@ -91,15 +103,15 @@ impl Check {
         Self { name, verdict, finding: finding.into(), advice: advice.map(str::to_owned) }
     }
 
-    fn ok(name: &'static str, finding: impl Into<String>) -> Self {
+    pub(super) fn ok(name: &'static str, finding: impl Into<String>) -> Self {
         Self::new(name, Verdict::Ok, finding, None)
     }
 
-    fn note(name: &'static str, finding: impl Into<String>, advice: &str) -> Self {
+    pub(super) fn note(name: &'static str, finding: impl Into<String>, advice: &str) -> Self {
         Self::new(name, Verdict::Note, finding, Some(advice))
     }
 
-    fn degraded(name: &'static str, finding: impl Into<String>, advice: &str) -> Self {
+    pub(super) fn degraded(name: &'static str, finding: impl Into<String>, advice: &str) -> Self {
         Self::new(name, Verdict::Degraded, finding, Some(advice))
     }
 }
@@ -207,13 +219,13 @@ async fn flow(db: &Db, tx: &Transaction<'_>, options: &DoctorOptions) -> Result<
                 "start a worker for the consumer (`dipmo run`)",
             )
         }),
-        relay(&nodes, &lanes, options.relay_silent_max),
+        relay_alive(&nodes, &lanes, options.relay_silent_max),
         pending(&lanes, options.pending_age_max),
         upkeep_alive(&nodes),
     ])
 }
 
-fn relay(nodes: &[NodeStatus], lanes: &[LaneStatus], silent_max: Duration) -> Check {
+fn relay_alive(nodes: &[NodeStatus], lanes: &[LaneStatus], silent_max: Duration) -> Check {
     let youngest = heartbeat(nodes, "relay");
     let waiting = lanes.iter().any(|lane| lane.pending.n > 0);
     let advice = "start a relay (`dipmo run --role relay`)";

@@ -7,10 +7,12 @@
 
 pub mod audit;
 pub mod doctor;
+mod doctor_readers;
 pub mod inbox;
 pub mod keys;
 pub mod outbox;
 pub mod processes;
+pub mod relay;
 mod status;
 
 pub use status::{Status, status};

@@ -40,7 +40,7 @@ pub(super) struct Verifier {
 }
 
 pub(super) fn slot_name(db: &Db) -> String {
-    slot::default_slot_name(&format!("{}_verify", db.schema()))
+    slot::verifying_slot_name(db.schema())
 }
 
 impl Verifier {

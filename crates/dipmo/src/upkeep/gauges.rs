@@ -8,6 +8,7 @@ use metrics::gauge;
 use crate::error::Result;
 use crate::store::postgres::Db;
 use crate::store::postgres::operator::look;
+use crate::store::postgres::operator_relay;
 use crate::store::postgres::operator_status::{self as store, ConsumerStatus, LaneStatus, NodeStatus};
 
 /// Remembers what was shown: a label that has no rows any more must fall to zero, not stay.
@@ -20,6 +21,8 @@ pub(super) struct Gauges {
 enum Labels {
     Exception { lane: String, state: String },
     Process { process_type: String, status: String, state: String },
+    SlotActive { slot: String },
+    SlotKept { slot: String },
 }
 
 impl Labels {
@@ -32,18 +35,25 @@ impl Labels {
                 let labels = [("type", process_type), ("status", status), ("state", state)];
                 gauge!("dipmo_process_instances", &labels).set(value);
             }
+            Labels::SlotActive { slot } => gauge!("dipmo_relay_slot_active", "slot" => slot).set(value),
+            Labels::SlotKept { slot } => gauge!("dipmo_relay_slot_kept_bytes", "slot" => slot).set(value),
         }
     }
 }
 
 impl Gauges {
     pub(super) async fn refresh(&self, db: &Db) -> Result<()> {
+        let slots = operator_relay::slots(db).await?;
         let mut client = db.client().await?;
         let tx = look(&mut client).await?;
         store::consumers(db, &tx).await?.iter().for_each(show_consumer);
         store::lanes(db, &tx).await?.iter().for_each(show_lane);
         show_relay(&store::nodes(db, &tx).await?);
         let mut values = Vec::new();
+        for (slot, status) in slots {
+            values.push((Labels::SlotActive { slot: slot.clone() }, f64::from(u8::from(status.active))));
+            values.push((Labels::SlotKept { slot }, status.kept_bytes.unwrap_or(0) as f64));
+        }
         for x in store::exceptions(db, &tx).await? {
             values.push((Labels::Exception { lane: x.lane, state: x.state }, x.count.n as f64));
         }

@@ -10,6 +10,7 @@ pub(crate) mod operator_inbox;
 pub(crate) mod operator_keys;
 pub(crate) mod operator_outbox;
 pub(crate) mod operator_process;
+pub(crate) mod operator_relay;
 pub(crate) mod operator_status;
 pub(crate) mod outbox;
 mod process;

@@ -30,6 +30,10 @@ pub struct LaneStatus {
     pub oldest_age_seconds: Option<f64>,
     /// Shards whose lease nobody holds.
     pub shards_unowned: i64,
+    /// From where its rows are read: `poll`, `wal` or `verify`.
+    pub reader: Option<String>,
+    /// WAL written since what the slot's reader has confirmed, where it is `wal`.
+    pub wal_behind_bytes: Option<i64>,
 }
 
 /// How many messages of a lane could not be sent at once, by state.
@@ -93,7 +97,14 @@ const LANES: &str = "
 -- operator.status_lanes
 select s.lane, sum(pending.n)::bigint,
        extract(epoch from coalesce($1, now()) - min(oldest.created_at))::float8,
-       count(*) filter (where s.owner is null or s.until is null or s.until < coalesce($1, now()))
+       count(*) filter (where s.owner is null or s.until is null or s.until < coalesce($1, now())),
+       (select l.reader from dipmo.relay_lane l where l.lane = s.lane),
+       -- A standby cannot say how far its WAL is written.
+       (select case when not pg_is_in_recovery()
+                    then pg_wal_lsn_diff(pg_current_wal_lsn(), slot.confirmed_flush_lsn)::bigint end
+        from dipmo.relay_lane l
+        join pg_replication_slots slot on slot.slot_name = l.slot and slot.database = current_database()
+        where l.lane = s.lane and l.reader = 'wal')
 from dipmo.relay_shard s
 cross join lateral (
     select (select count(*) from (select 1 from dipmo.outbox o
@@ -178,6 +189,8 @@ pub(crate) async fn lanes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<LaneStatu
         pending: Count::of(r.get(1)),
         oldest_age_seconds: r.get(2),
         shards_unowned: r.get(3),
+        reader: r.get(4),
+        wal_behind_bytes: r.get(5),
     };
     Ok(rows.iter().map(row).collect())
 }

@@ -111,6 +111,11 @@ pub(crate) fn default_slot_name(schema: &str) -> String {
     format!("dipmo_{}_outbox", &schema[..schema.len().min(NAME_MAX - AROUND)])
 }
 
+/// The slot that is only looked at, to compare the readers.
+pub(crate) fn verifying_slot_name(schema: &str) -> String {
+    default_slot_name(&format!("{schema}_verify"))
+}
+
 /// Makes the publication of the outbox if there is none, and adds foreign tables that it lacks. INTERNAL
 /// messages are left out by the server: they never travel. Says whether it was made.
 pub(crate) async fn ensure_publication(db: &Db, foreign: &[ForeignTable]) -> Result<bool> {
