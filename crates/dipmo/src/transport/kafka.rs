@@ -5,27 +5,33 @@
 //! those of their database transaction, or not at all (`kafka_transactions`). Not promised: that a row
 //! whose outcome is unknown did not arrive.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rdkafka::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tracing::warn;
 
+use super::kafka_deliveries::{Deliveries, Told, opaque};
 use super::kafka_headers::headers;
+use super::kafka_refused::Search;
 use super::kafka_transactions::Transactions;
 use super::{Outcome, Outgoing, Publisher, Refusal};
 use crate::error::{Error, Result};
 
 /// After a purge librdkafka reports what it dropped within moments; this is only a bound.
 const PURGE_WAIT: Duration = Duration::from_secs(2);
+/// Each refusal uses one up, and the next has had time to begin when it is needed.
+const CAREFUL_CLIENTS: usize = 4;
+/// Whether the producer has broken is looked at this often while its reports are waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long to let the queue of librdkafka empty before the next try.
 pub(super) const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
 /// Other tasks of the thread get a turn after this many rows.
@@ -111,6 +117,22 @@ impl KafkaOptions {
         config
     }
 
+    fn plain_config(&self) -> ClientConfig {
+        let mut config = self.producer_config();
+        // A row that the broker refuses breaks the producer: otherwise librdkafka would close the gap by
+        // itself and send what stands behind it in its key.
+        config.set("enable.gapless.guarantee", "true");
+        config
+    }
+
+    /// For rows that were refused. A broker takes batches with a hole before them from a producer that is
+    /// new to a partition, so nothing may be on its way behind something that may be refused.
+    fn careful_config(&self) -> ClientConfig {
+        let mut config = self.plain_config();
+        config.set("max.in.flight.requests.per.connection", "1");
+        config
+    }
+
     pub(super) fn transactional_config(&self, id: &str) -> ClientConfig {
         let mut config = self.producer_config();
         // librdkafka refuses messages that outlive their transaction.
@@ -159,7 +181,7 @@ impl KafkaPublisher {
             return Err(Error::invalid("the transaction timeout of Kafka is shorter than the send timeout"));
         }
         let deliveries = Deliveries::default();
-        let client = make(&options, &deliveries)?;
+        let client = make(options.plain_config(), &deliveries)?;
         Ok(Self {
             options,
             deliveries,
@@ -173,46 +195,46 @@ impl KafkaPublisher {
         Arc::clone(&self.client.lock().expect("no code panics while it holds the producer"))
     }
 
-    /// A producer with a fatal error never works again.
-    fn replace_if_broken(&self) {
-        let broken = self.client();
+    /// A producer with a fatal error never works again, and a row that the broker refuses is such an error.
+    fn replace_if_broken(&self, broken: Arc<Client>) {
         let Some((code, reason)) = broken.client().fatal_error() else { return };
-        warn!(?code, %reason, "the Kafka producer is broken and gets replaced");
-        match make(&self.options, &self.deliveries) {
-            Ok(client) => {
-                *self.client.lock().expect("no code panics while it holds the producer") = Arc::new(client);
+        let mut client = self.client.lock().expect("no code panics while it holds the producer");
+        if Arc::ptr_eq(&client, &broken) {
+            warn!(?code, %reason, "the Kafka producer is broken and gets replaced");
+            match make(self.options.plain_config(), &self.deliveries) {
+                Ok(made) => *client = Arc::new(made),
+                Err(error) => warn!(%error, "replacing the Kafka producer"),
             }
-            Err(error) => warn!(%error, "replacing the Kafka producer"),
         }
-        // Dropping it waits for its thread.
-        tokio::task::spawn_blocking(move || drop(broken));
+        drop_aside(broken);
     }
 
     /// Hands a row to librdkafka, which copies it.
-    async fn enqueue(&self, client: &Client, row: &Outgoing<'_>, opaque: usize) -> Result<(), Outcome> {
-        let mut record = record(row, self.options.producer.as_deref(), opaque)?;
-        let give_up = tokio::time::Instant::now() + self.options.send_timeout;
+    async fn enqueue(
+        &self,
+        client: &Client,
+        row: &Outgoing<'_>,
+        (batch, n): (u32, usize),
+        deadline: Instant,
+    ) -> Result<(), Failed> {
+        let mut record = record(row, self.options.producer.as_deref(), opaque(batch, n)).map_err(Failed::Here)?;
         loop {
             match client.send(record) {
                 Ok(()) => return Ok(()),
-                Err((KafkaError::MessageProduction(Code::QueueFull), again))
-                    if tokio::time::Instant::now() < give_up =>
-                {
+                Err((KafkaError::MessageProduction(Code::QueueFull), again)) if Instant::now() < deadline => {
                     record = again;
                     tokio::time::sleep(QUEUE_FULL_WAIT).await;
                 }
-                Err((error, _)) => return Err(judge(&error)),
+                Err((error, _)) if error.rdkafka_error_code() == Some(Code::Fatal) => {
+                    return Err(Failed::Broken(error));
+                }
+                Err((error, _)) => return Err(Failed::Here(judge(&error))),
             }
         }
     }
 
-    /// Rows of topics that are not transactional.
-    async fn publish_plain(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
-        if rows.is_empty() {
-            // A batch of nothing is never told to be done.
-            return Vec::new();
-        }
-        let client = self.client();
+    /// Sends the rows once, and tells what became of each.
+    async fn send(&self, client: &Client, rows: &[Outgoing<'_>], deadline: Instant) -> Told {
         let batch = self.batches.fetch_add(1, Ordering::Relaxed);
         let done = self.deliveries.open(batch, rows.len());
         let mut failed: HashSet<(&str, &str)> = HashSet::new();
@@ -222,21 +244,91 @@ impl KafkaPublisher {
             }
             if !failed.is_empty() && failed.contains(&(row.topic, row.key)) {
                 self.deliveries.tell(batch, n, Outcome::Held);
-            } else if let Err(outcome) = self.enqueue(&client, row, opaque(batch, n)).await {
-                failed.insert((row.topic, row.key));
-                self.deliveries.tell(batch, n, outcome);
+                continue;
+            }
+            match self.enqueue(client, row, (batch, n), deadline).await {
+                Ok(()) => {}
+                Err(Failed::Here(outcome)) => {
+                    failed.insert((row.topic, row.key));
+                    self.deliveries.tell(batch, n, outcome);
+                }
+                Err(Failed::Broken(error)) => self.deliveries.tell_failed(batch, n, &error),
             }
         }
-        let mut done = std::pin::pin!(done);
-        if tokio::time::timeout(self.options.send_timeout, &mut done).await.is_err() {
-            // Everything that is still under way ends at once and together: nothing later of a key can
-            // get through after something earlier has been given up.
-            client.purge(PurgeConfig::default().queue().inflight());
-            let _ = tokio::time::timeout(PURGE_WAIT, &mut done).await;
-        }
-        self.replace_if_broken();
+        await_reports(client, done, deadline).await;
         self.deliveries.close(batch)
     }
+
+    /// Rows of topics that are not transactional.
+    async fn publish_plain(&self, rows: &[Outgoing<'_>]) -> Vec<Outcome> {
+        if rows.is_empty() {
+            // A batch of nothing is never told to be done.
+            return Vec::new();
+        }
+        let deadline = Instant::now() + self.options.send_timeout;
+        let client = self.client();
+        let told = self.send(&client, rows, deadline).await;
+        self.replace_if_broken(client);
+        let late = Instant::now() >= deadline;
+        if told.suspects.is_empty() && (told.unsent.is_empty() || late) {
+            return told.outcomes();
+        }
+        self.search(Search::new(rows, told), deadline).await
+    }
+
+    /// Sends again what the broker refused, in smaller and smaller groups.
+    async fn search(&self, mut search: Search<'_>, deadline: Instant) -> Vec<Outcome> {
+        let mut clients: VecDeque<Arc<Client>> = VecDeque::new();
+        while let Some(attempt) = search.next() {
+            while clients.len() < CAREFUL_CLIENTS
+                && let Ok(client) = make(self.options.careful_config(), &self.deliveries)
+            {
+                clients.push_back(Arc::new(client));
+            }
+            let Some(client) = clients.front().filter(|_| Instant::now() < deadline) else { break };
+            let told = self.send(client, &search.rows(&attempt), deadline).await;
+            if client.client().fatal_error().is_some() {
+                clients.pop_front().map(drop_aside);
+            }
+            if !search.ended(&attempt, told) {
+                break;
+            }
+        }
+        clients.into_iter().for_each(drop_aside);
+        search.finish()
+    }
+}
+
+/// Why librdkafka does not take a row.
+enum Failed {
+    /// Because of the row.
+    Here(Outcome),
+    /// The producer takes nothing any more.
+    Broken(KafkaError),
+}
+
+/// Until all reports are in, or the time is over and a little.
+async fn await_reports(client: &Client, done: oneshot::Receiver<()>, deadline: Instant) {
+    let mut done = std::pin::pin!(done);
+    while Instant::now() < deadline {
+        if tokio::time::timeout_at(deadline.min(Instant::now() + LOOK_EVERY), &mut done).await.is_ok() {
+            return;
+        }
+        if client.client().fatal_error().is_some() {
+            // librdkafka purges its queue when it breaks. What the broker sends back after that, because
+            // something before it is missing, would stay in the queue.
+            client.purge(PurgeConfig::default().queue());
+        }
+    }
+    // Everything that is still under way ends at once and together: nothing later of a key can get
+    // through after something earlier has been given up.
+    client.purge(PurgeConfig::default().queue().inflight());
+    let _ = tokio::time::timeout(PURGE_WAIT, &mut done).await;
+}
+
+/// Dropping a producer waits for its threads.
+fn drop_aside(client: Arc<Client>) {
+    tokio::task::spawn_blocking(move || drop(client));
 }
 
 #[async_trait]
@@ -269,9 +361,9 @@ impl fmt::Debug for KafkaPublisher {
     }
 }
 
-fn make(options: &KafkaOptions, deliveries: &Deliveries) -> Result<Client> {
+fn make(config: ClientConfig, deliveries: &Deliveries) -> Result<Client> {
     let failed = |error: KafkaError| Error::invalid("making the Kafka producer").source(error);
-    options.producer_config().create_with_context(deliveries.clone()).map_err(failed)
+    config.create_with_context(deliveries.clone()).map_err(failed)
 }
 
 /// A row as librdkafka takes it.
@@ -285,10 +377,6 @@ pub(super) fn record<'a>(
     record.headers = Some(headers(row, producer)?);
     record.payload = row.payload;
     Ok(record)
-}
-
-fn opaque(batch: u32, n: usize) -> usize {
-    ((batch as usize) << 32) | n
 }
 
 /// What a failure means for the row.
@@ -328,61 +416,16 @@ pub(super) fn judge(error: &KafkaError) -> Outcome {
     }
 }
 
-/// Gathers the delivery reports of batches under way. One completion a batch, no allocation a row: the
-/// opaque of a message is the number of its batch and its place in it.
-#[derive(Clone, Default)]
-struct Deliveries(Arc<Mutex<HashMap<u32, Batch>>>);
-
-struct Batch {
-    outcomes: Vec<Option<Outcome>>,
-    left: usize,
-    done: Option<oneshot::Sender<()>>,
-}
-
-impl Deliveries {
-    fn open(&self, batch: u32, rows: usize) -> oneshot::Receiver<()> {
-        let (sender, receiver) = oneshot::channel();
-        self.lock().insert(batch, Batch { outcomes: vec![None; rows], left: rows, done: Some(sender) });
-        receiver
-    }
-
-    fn tell(&self, batch: u32, n: usize, outcome: Outcome) {
-        let mut batches = self.lock();
-        // A report that comes after the batch was closed has been counted as unknown.
-        let Some(batch) = batches.get_mut(&batch) else { return };
-        if batch.outcomes[n].replace(outcome).is_none() {
-            batch.left -= 1;
-            if batch.left == 0 {
-                batch.done.take().map(|done| done.send(()));
-            }
-        }
-    }
-
-    fn close(&self, batch: u32) -> Vec<Outcome> {
-        let outcomes = self.lock().remove(&batch).map(|batch| batch.outcomes).unwrap_or_default();
-        let unknown = || Outcome::Unknown(Refusal::new("KAFKA_NO_REPORT", "no delivery report in time"));
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(unknown)).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Batch>> {
-        self.0.lock().expect("no code panics while it holds the deliveries")
-    }
-}
-
-impl ClientContext for Deliveries {}
-
-impl ProducerContext for Deliveries {
-    type DeliveryOpaque = usize;
-
-    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
-        #[allow(clippy::cast_possible_truncation)] // Two halves, as `opaque` joined them.
-        let (batch, n) = ((opaque >> 32) as u32, opaque & 0xffff_ffff);
-        let outcome = match result {
-            Ok(_) => Outcome::Done,
-            Err((error, _)) => judge(error),
-        };
-        self.tell(batch, n, outcome);
-    }
+/// Whatever is in the row, its topic does not take it.
+pub(super) fn is_of_the_topic(code: Code) -> bool {
+    matches!(
+        code,
+        Code::UnknownTopic
+            | Code::UnknownTopicOrPartition
+            | Code::UnknownPartition
+            | Code::InvalidTopic
+            | Code::TopicAuthorizationFailed
+    )
 }
 
 #[cfg(test)]
@@ -407,20 +450,6 @@ mod tests {
         assert_eq!(config.get("acks"), Some("all"));
         assert_eq!(config.get("enable.idempotence"), Some("true"));
         assert_eq!(config.get("linger.ms"), Some("50"));
-    }
-
-    #[test]
-    fn a_batch_is_done_when_every_row_was_told_once() {
-        let deliveries = Deliveries::default();
-        let mut done = deliveries.open(7, 3);
-        deliveries.tell(7, 0, Outcome::Done);
-        deliveries.tell(7, 0, Outcome::Held);
-        deliveries.tell(7, 2, Outcome::Done);
-        deliveries.tell(8, 0, Outcome::Done);
-        assert!(done.try_recv().is_err());
-        deliveries.tell(7, 1, Outcome::Done);
-        assert!(done.try_recv().is_ok());
-        assert_eq!(deliveries.close(7).len(), 3);
     }
 
     #[test]

@@ -164,13 +164,18 @@ fn named(row: &Outgoing<'_>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use time::OffsetDateTime;
     use uuid::Uuid;
 
     use super::*;
 
-    fn row(id: i64, transaction: u64, topic: &'static str, key: &'static str) -> Outgoing<'static> {
+    pub(in crate::transport) fn row(
+        id: i64,
+        transaction: u64,
+        topic: &'static str,
+        key: &'static str,
+    ) -> Outgoing<'static> {
         Outgoing {
             id,
             shard: 16,

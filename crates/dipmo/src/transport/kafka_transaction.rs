@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::kafka::{KafkaOptions, QUEUE_FULL_WAIT, YIELD_ROWS, judge, record};
+use super::kafka::{KafkaOptions, QUEUE_FULL_WAIT, YIELD_ROWS, is_of_the_topic, judge, record};
 use super::kafka_groups::Fault;
 use super::{Outcome, Outgoing, Refusal};
 
@@ -225,18 +225,6 @@ fn is_the_rows(outcome: &Outcome) -> bool {
         Outcome::Retry(refusal) => refusal.code == "KAFKA_TopicAuthorizationFailed",
         _ => false,
     }
-}
-
-/// Whatever is in the row, its topic does not take it.
-fn is_of_the_topic(code: Code) -> bool {
-    matches!(
-        code,
-        Code::UnknownTopic
-            | Code::UnknownTopicOrPartition
-            | Code::UnknownPartition
-            | Code::InvalidTopic
-            | Code::TopicAuthorizationFailed
-    )
 }
 
 /// What befalls a row because another one has failed.

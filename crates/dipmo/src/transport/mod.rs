@@ -1,8 +1,10 @@
 //! Brokers and other places that messages come from and go to, one file each.
 
 pub mod kafka;
+mod kafka_deliveries;
 mod kafka_groups;
 mod kafka_headers;
+mod kafka_refused;
 pub(crate) mod kafka_source;
 mod kafka_transaction;
 mod kafka_transactions;

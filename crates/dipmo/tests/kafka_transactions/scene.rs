@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use dipmo::transport::kafka::{KafkaOptions, KafkaPublisher};
 use dipmo::transport::{Outcome, Outgoing, Publisher};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message as _;
@@ -27,12 +29,26 @@ pub struct Event {
     pub topic: String,
     pub key: String,
     pub body: Vec<u8>,
+    pub at: OffsetDateTime,
 }
 
 impl Event {
     pub fn new(id: i64, transaction: u64, topic: &str, key: &str) -> Self {
         let (topic, key) = (topic.to_owned(), key.to_owned());
-        Self { id, shard: SHARD, transaction, topic, key, body: id.to_string().into_bytes() }
+        Self {
+            id,
+            shard: SHARD,
+            transaction,
+            topic,
+            key,
+            body: id.to_string().into_bytes(),
+            at: OffsetDateTime::UNIX_EPOCH,
+        }
+    }
+
+    /// Random, so that compression does not help it; more than a topic of small messages takes.
+    pub fn oversized(self) -> Self {
+        Self { body: (0..40_000).map(|_| rand::random::<u8>()).collect(), ..self }
     }
 
     fn outgoing(&self) -> Outgoing<'_> {
@@ -54,7 +70,7 @@ impl Event {
             traceparent: None,
             headers: None,
             payload: Some(&self.body),
-            occurred_at: OffsetDateTime::UNIX_EPOCH,
+            occurred_at: self.at,
         }
     }
 }
@@ -107,23 +123,37 @@ impl Scene {
         Topic::on(&self.bootstrap, 1).await
     }
 
+    /// With a limit for messages that only the broker knows.
+    pub async fn topic_of_small_messages(&self, partitions: i32) -> Topic {
+        let topic = Topic::on(&self.bootstrap, partitions).await;
+        let admin: AdminClient<DefaultClientContext> = client(&self.bootstrap).create().unwrap();
+        let small = AlterConfig::new(ResourceSpecifier::Topic(&topic.name)).set("max.message.bytes", "20000");
+        admin.alter_configs([&small], &AdminOptions::new()).await.unwrap()[0].as_ref().unwrap();
+        topic
+    }
+
     /// The bodies that a reader who begins now and reads to the end sees.
     pub async fn visible(&self, topic: &str, isolation: &str) -> Vec<String> {
         let (mut config, topic) = (client(&self.bootstrap), topic.to_owned());
         config.set("group.id", "unused").set("enable.partition.eof", "true").set("isolation.level", isolation);
         let read = move || {
             let consumer: BaseConsumer = config.create().unwrap();
+            let known = consumer.fetch_metadata(Some(&topic), PATIENCE).unwrap();
+            let mut left = known.topics()[0].partitions().len();
             let mut from = TopicPartitionList::new();
-            from.add_partition_offset(&topic, 0, Offset::Beginning).unwrap();
+            for partition in known.topics()[0].partitions() {
+                from.add_partition_offset(&topic, partition.id(), Offset::Beginning).unwrap();
+            }
             consumer.assign(&from).unwrap();
             let mut bodies = Vec::new();
-            loop {
+            while left > 0 {
                 match consumer.poll(PATIENCE).expect("the reader gets to the end") {
                     Ok(message) => bodies.push(String::from_utf8(message.payload().unwrap().to_vec()).unwrap()),
-                    Err(KafkaError::PartitionEOF(_)) => return bodies,
+                    Err(KafkaError::PartitionEOF(_)) => left -= 1,
                     Err(error) => panic!("{error}"),
                 }
             }
+            bodies
         };
         tokio::task::spawn_blocking(read).await.unwrap()
     }

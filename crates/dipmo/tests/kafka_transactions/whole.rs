@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use dipmo::transport::{Outcome, Publisher as _};
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
 
-use crate::kafka::client;
 use crate::scene::{Event, Scene, names, publish};
 
 /// A topic that does not exist is waited for, for two fifths of this.
@@ -61,15 +58,11 @@ async fn a_poison_row_keeps_its_group_back_and_nothing_else() {
 #[tokio::test]
 async fn a_row_that_only_the_broker_refuses_is_found_among_many() {
     let scene = Scene::new();
-    let orders = scene.topic().await.name;
-    let admin: AdminClient<DefaultClientContext> = client(&scene.bootstrap).create().unwrap();
-    let small = AlterConfig::new(ResourceSpecifier::Topic(&orders)).set("max.message.bytes", "20000");
-    admin.alter_configs([&small], &AdminOptions::new()).await.unwrap()[0].as_ref().unwrap();
+    let orders = scene.topic_of_small_messages(1).await.name;
     let publisher = scene.publisher(SEND_TIMEOUT);
     let mut events: Vec<Event> =
         (0..9).map(|n| Event::new(n, n.unsigned_abs() + 1, &orders, &format!("k{n}"))).collect();
-    // Random, so that compression does not help it.
-    events[5].body = (0..40_000).map(|_| rand::random::<u8>()).collect();
+    events[5] = events[5].clone().oversized();
     let outcomes = names(&publish(&publisher, &events).await);
     for (n, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome, if n == 5 { "rejected KAFKA_MessageSizeTooLarge" } else { "done" }, "{n}: {outcomes:?}");
