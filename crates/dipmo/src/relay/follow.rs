@@ -22,8 +22,10 @@ use crate::store::postgres::relay_rows::BatchLog;
 use crate::store::postgres::wal::{Lsn, WalBatch, WalStream};
 use crate::transport::Outcome;
 
-/// A step follows the WAL for this long, then takes part in what the session does.
-pub(super) const FOLLOW: Duration = Duration::from_millis(200);
+/// A step follows the WAL for this long, then takes part in what the session does ...
+const FOLLOW: Duration = Duration::from_millis(200);
+/// ... and for this long while nothing comes, because every turn of the session costs queries.
+const FOLLOW_IDLE: Duration = Duration::from_secs(1);
 /// Position and cursors are stored at this pace ...
 const STORE_EVERY: Duration = Duration::from_millis(500);
 /// ... and at this one while only other tables are written: a position is itself a write.
@@ -54,6 +56,8 @@ pub(super) struct WalSource {
     kept: HashSet<i64>,
     /// All transactions below had ended before the position.
     ended: Option<i64>,
+    /// The last step brought nothing.
+    idle: bool,
     /// The WAL is to be read up to here, and then no more.
     pub(super) leaving: Option<Lsn>,
 }
@@ -71,6 +75,7 @@ impl WalSource {
             waiting: None,
             kept: HashSet::new(),
             ended: None,
+            idle: false,
             leaving: None,
         }
     }
@@ -88,7 +93,8 @@ impl Lane {
         }
         let source = self.wal();
         source.waiting = source.waiting.take().or_else(|| turn.checkpoint.clone());
-        let until = Instant::now() + FOLLOW;
+        let patient = source.idle && source.leaving.is_none() && self.options.tend_every.is_none();
+        let until = Instant::now() + if patient { FOLLOW_IDLE } else { FOLLOW };
         let mut step = LaneStep::default();
         while Instant::now() < until {
             if let Some(closed) = self.closed_until() {
@@ -99,6 +105,7 @@ impl Lane {
             self.follow_once(until, &mut step).await?;
             self.pass_checkpoint();
         }
+        self.wal().idle = step.sent + step.excepted == 0;
         self.store_position(false).await?;
         step.wal_lag = self.show_lag(turn);
         Ok(step)

@@ -110,7 +110,7 @@ impl RelayOptions {
             lease: Duration::from_secs(15),
             batch_rows: 500,
             poll_min: Duration::from_millis(2),
-            poll_fallback: Duration::from_millis(100),
+            poll_fallback: Duration::from_millis(250),
             notify: true,
             internal: true,
             kafka: None,
