@@ -287,8 +287,10 @@ impl KafkaPublisher {
             }
             let Some(client) = clients.front().filter(|_| Instant::now() < deadline) else { break };
             let told = self.send(client, &search.rows(&attempt), deadline).await;
-            if client.client().fatal_error().is_some() {
-                clients.pop_front().map(drop_aside);
+            if client.client().fatal_error().is_some()
+                && let Some(broken) = clients.pop_front()
+            {
+                drop_aside(broken);
             }
             if !search.ended(&attempt, told) {
                 break;
