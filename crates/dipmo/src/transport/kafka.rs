@@ -350,6 +350,10 @@ impl Publisher for KafkaPublisher {
         self.options.is_transactional(topic)
     }
 
+    fn keeps_any_whole(&self) -> bool {
+        !self.options.transactional_topics.is_empty()
+    }
+
     fn forget(&self, shards: &[i16]) {
         self.transactions.forget(shards);
     }
