@@ -109,20 +109,34 @@ impl Lane {
         for candidate in self.arrivals(until).await? {
             self.offer(&mut delivery, candidate);
         }
-        let Some(outcomes) = self.deliver(&delivery, step).await? else {
+        let Some(mut outcomes) = self.deliver(&delivery, step).await? else {
             self.wal().held = delivery.into_new();
             return Ok(());
         };
-        let places = delivery.new_places();
-        let failed = self.settle_failed(delivery, outcomes).await?;
-        step.excepted += failed;
-        for (shard, id) in places {
-            self.shards.get_mut(&shard).expect("all shards are owned").found(id);
-            self.wal().sent.push((shard, id));
+        let publisher = Arc::clone(&self.sender().publisher);
+        if delivery.has_unknown_group(&outcomes, publisher.as_ref()) {
+            let (sent, again) = delivery.take_new(&mut outcomes);
+            step.excepted += self.settle_failed(delivery, outcomes).await?;
+            self.note_sent(sent.iter().map(|candidate| candidate.place));
+            self.wal().held = again;
+            // Not at once: whoever did not answer would be asked without a pause.
+            tokio::time::sleep_until(until.into()).await;
+            return Ok(());
         }
+        let places = delivery.new_places();
+        step.excepted += self.settle_failed(delivery, outcomes).await?;
+        self.note_sent(places.into_iter());
         let source = self.wal();
         source.position = source.arrived;
         Ok(())
+    }
+
+    /// What has no row in the outbox has no place in the account.
+    fn note_sent(&mut self, places: impl Iterator<Item = (i16, i64)>) {
+        for (shard, id) in places.filter(|(_, id)| *id != 0) {
+            self.shards.get_mut(&shard).expect("all shards are owned").found(id);
+            self.wal().sent.push((shard, id));
+        }
     }
 
     /// What was held back, else what the WAL brings until then; without what the account says is sent.
