@@ -160,12 +160,21 @@ impl Lane {
         source.arrived = upto.unwrap_or(source.arrived);
         let shards = &self.shards;
         let Source::Wal(source) = &mut self.source else { return Ok(Vec::new()) };
-        let is_news = |candidate: &Candidate| match candidate.place {
+        let mut is_news = |candidate: &Candidate| match candidate.place {
             (_, 0) => true,
             (shard, id) => !source.kept.remove(&id) && !shards.get(&shard).is_some_and(|own| own.has_sent(id)),
         };
         let all = rows.into_iter().zip(transactions).map(|(row, number)| Candidate::new(OutRow::Wal(row), number));
-        Ok(all.filter(is_news).collect())
+        if !publisher.keeps_any_whole() {
+            return Ok(all.filter(is_news).collect());
+        }
+        let told = all.map(|candidate| (is_news(&candidate), candidate)).collect();
+        let keys = &self.sender.as_ref().expect("only lanes with a sender publish").keys;
+        let may_come_again = |candidate: &Candidate| {
+            let (destination, key) = (candidate.row.destination(), candidate.row.key());
+            whole(destination) && !keys.blocks(destination, key)
+        };
+        Ok(keep_groups(told, may_come_again))
     }
 
     /// One transaction for what was not simply sent. Messages that have no row in the outbox get one.
@@ -284,6 +293,15 @@ impl Lane {
         gauge!("dipmo_relay_wal_lag_bytes", "lane" => self.name).set(behind as f64);
         Some(behind)
     }
+}
+
+/// Cursors are stored before the position, and one may stand in the middle of a transaction: then its first
+/// rows are no news to the next reader, and come again with the others, as a whole.
+fn keep_groups(told: Vec<(bool, Candidate)>, may_come_again: impl Fn(&Candidate) -> bool) -> Vec<Candidate> {
+    let news = told.iter().filter(|(news, _)| *news).map(|(_, candidate)| candidate.transaction);
+    let open: HashSet<u64> = news.collect();
+    let again = |candidate: &Candidate| open.contains(&candidate.transaction) && may_come_again(candidate);
+    told.into_iter().filter(|(news, candidate)| *news || again(candidate)).map(|(_, candidate)| candidate).collect()
 }
 
 /// One entry a shard for what was sent up to an id.

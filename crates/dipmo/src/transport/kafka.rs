@@ -288,7 +288,7 @@ impl KafkaPublisher {
             let Some(client) = clients.front().filter(|_| Instant::now() < deadline) else { break };
             let told = self.send(client, &search.rows(&attempt), deadline).await;
             if client.client().fatal_error().is_some() {
-                clients.pop_front().map(drop_aside);
+                clients.drain(..1).for_each(drop_aside);
             }
             if !search.ended(&attempt, told) {
                 break;
