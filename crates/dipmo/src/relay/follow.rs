@@ -168,7 +168,7 @@ impl Lane {
         if !publisher.keeps_any_whole() {
             return Ok(all.filter(is_news).collect());
         }
-        let told = all.map(|candidate| (is_news(&candidate), candidate)).collect();
+        let told = all.map(|candidate| (is_news(&candidate), candidate.transaction, candidate)).collect();
         let keys = &self.sender.as_ref().expect("only lanes with a sender publish").keys;
         let may_come_again = |candidate: &Candidate| {
             let (destination, key) = (candidate.row.destination(), candidate.row.key());
@@ -297,11 +297,12 @@ impl Lane {
 
 /// Cursors are stored before the position, and one may stand in the middle of a transaction: then its first
 /// rows are no news to the next reader, and come again with the others, as a whole.
-fn keep_groups(told: Vec<(bool, Candidate)>, may_come_again: impl Fn(&Candidate) -> bool) -> Vec<Candidate> {
-    let news = told.iter().filter(|(news, _)| *news).map(|(_, candidate)| candidate.transaction);
+fn keep_groups<R>(told: Vec<(bool, u64, R)>, may_come_again: impl Fn(&R) -> bool) -> Vec<R> {
+    let news = told.iter().filter(|(news, ..)| *news).map(|(_, transaction, _)| *transaction);
     let open: HashSet<u64> = news.collect();
-    let again = |candidate: &Candidate| open.contains(&candidate.transaction) && may_come_again(candidate);
-    told.into_iter().filter(|(news, candidate)| *news || again(candidate)).map(|(_, candidate)| candidate).collect()
+    let stays =
+        |(news, transaction, row): &(bool, u64, R)| *news || (open.contains(transaction) && may_come_again(row));
+    told.into_iter().filter(stays).map(|(.., row)| row).collect()
 }
 
 /// One entry a shard for what was sent up to an id.
@@ -314,4 +315,15 @@ fn batch_logs(sent: &[(i16, i64)], upto: i64) -> Vec<BatchLog> {
         log.sent += 1;
     }
     logs.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_with_news_comes_whole_and_one_without_not_at_all() {
+        let told = vec![(false, 7, "a1"), (false, 7, "a2"), (false, 8, "b1"), (false, 8, "parked"), (true, 8, "b2")];
+        assert_eq!(keep_groups(told, |row| *row != "parked"), ["b1", "b2"]);
+    }
 }
