@@ -287,10 +287,8 @@ impl KafkaPublisher {
             }
             let Some(client) = clients.front().filter(|_| Instant::now() < deadline) else { break };
             let told = self.send(client, &search.rows(&attempt), deadline).await;
-            if client.client().fatal_error().is_some()
-                && let Some(broken) = clients.pop_front()
-            {
-                drop_aside(broken);
+            if client.client().fatal_error().is_some() {
+                clients.drain(..1).for_each(drop_aside);
             }
             if !search.ended(&attempt, told) {
                 break;
@@ -350,6 +348,10 @@ impl Publisher for KafkaPublisher {
 
     fn keeps_whole(&self, topic: &str) -> bool {
         self.options.is_transactional(topic)
+    }
+
+    fn keeps_any_whole(&self) -> bool {
+        !self.options.transactional_topics.is_empty()
     }
 
     fn forget(&self, shards: &[i16]) {
