@@ -55,7 +55,8 @@ async fn a_slot_shows_whether_it_is_read_and_what_it_keeps_and_falls_to_zero_whe
     let slot = format!("dipmo_{}_outbox", world.schema);
     let recorder = PrometheusBuilder::new().build_recorder();
     let _guard = metrics::set_default_local_recorder(&recorder);
-    let options = DbOptions { schema: world.schema.clone(), ..DbOptions::new(world.url()) };
+    let (schema, application_name) = (world.schema.clone(), world.schema.clone());
+    let options = DbOptions { schema, application_name, ..DbOptions::new(world.url()) };
     let upkeep = Upkeep::new(Db::open(options).unwrap(), UpkeepOptions::default()).unwrap();
     let shown = async |name: &str| {
         upkeep.measure().await.unwrap();
