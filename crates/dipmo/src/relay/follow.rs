@@ -109,20 +109,34 @@ impl Lane {
         for candidate in self.arrivals(until).await? {
             self.offer(&mut delivery, candidate);
         }
-        let Some(outcomes) = self.deliver(&delivery, step).await? else {
+        let Some(mut outcomes) = self.deliver(&delivery, step).await? else {
             self.wal().held = delivery.into_new();
             return Ok(());
         };
-        let places = delivery.new_places();
-        let failed = self.settle_failed(delivery, outcomes).await?;
-        step.excepted += failed;
-        for (shard, id) in places {
-            self.shards.get_mut(&shard).expect("all shards are owned").found(id);
-            self.wal().sent.push((shard, id));
+        let publisher = Arc::clone(&self.sender().publisher);
+        if delivery.has_unknown_group(&outcomes, publisher.as_ref()) {
+            let (sent, again) = delivery.take_new(&mut outcomes);
+            step.excepted += self.settle_failed(delivery, outcomes).await?;
+            self.note_sent(sent.iter().map(|candidate| candidate.place));
+            self.wal().held = again;
+            // Not at once: whoever did not answer would be asked without a pause.
+            tokio::time::sleep_until(until.into()).await;
+            return Ok(());
         }
+        let places = delivery.new_places();
+        step.excepted += self.settle_failed(delivery, outcomes).await?;
+        self.note_sent(places.into_iter());
         let source = self.wal();
         source.position = source.arrived;
         Ok(())
+    }
+
+    /// What has no row in the outbox has no place in the account.
+    fn note_sent(&mut self, places: impl Iterator<Item = (i16, i64)>) {
+        for (shard, id) in places.filter(|(_, id)| *id != 0) {
+            self.shards.get_mut(&shard).expect("all shards are owned").found(id);
+            self.wal().sent.push((shard, id));
+        }
     }
 
     /// What was held back, else what the WAL brings until then; without what the account says is sent.
@@ -146,12 +160,21 @@ impl Lane {
         source.arrived = upto.unwrap_or(source.arrived);
         let shards = &self.shards;
         let Source::Wal(source) = &mut self.source else { return Ok(Vec::new()) };
-        let is_news = |candidate: &Candidate| match candidate.place {
+        let mut is_news = |candidate: &Candidate| match candidate.place {
             (_, 0) => true,
             (shard, id) => !source.kept.remove(&id) && !shards.get(&shard).is_some_and(|own| own.has_sent(id)),
         };
         let all = rows.into_iter().zip(transactions).map(|(row, number)| Candidate::new(OutRow::Wal(row), number));
-        Ok(all.filter(is_news).collect())
+        if !publisher.keeps_any_whole() {
+            return Ok(all.filter(is_news).collect());
+        }
+        let told = all.map(|candidate| (is_news(&candidate), candidate.transaction, candidate)).collect();
+        let keys = &self.sender.as_ref().expect("only lanes with a sender publish").keys;
+        let may_come_again = |candidate: &Candidate| {
+            let (destination, key) = (candidate.row.destination(), candidate.row.key());
+            whole(destination) && !keys.blocks(destination, key)
+        };
+        Ok(keep_groups(told, may_come_again))
     }
 
     /// One transaction for what was not simply sent. Messages that have no row in the outbox get one.
@@ -272,6 +295,16 @@ impl Lane {
     }
 }
 
+/// Cursors are stored before the position, and one may stand in the middle of a transaction: then its first
+/// rows are no news to the next reader, and come again with the others, as a whole.
+fn keep_groups<R>(told: Vec<(bool, u64, R)>, may_come_again: impl Fn(&R) -> bool) -> Vec<R> {
+    let news = told.iter().filter(|(news, ..)| *news).map(|(_, transaction, _)| *transaction);
+    let open: HashSet<u64> = news.collect();
+    let stays =
+        |(news, transaction, row): &(bool, u64, R)| *news || (open.contains(transaction) && may_come_again(row));
+    told.into_iter().filter(stays).map(|(.., row)| row).collect()
+}
+
 /// One entry a shard for what was sent up to an id.
 fn batch_logs(sent: &[(i16, i64)], upto: i64) -> Vec<BatchLog> {
     let mut logs: std::collections::BTreeMap<i16, BatchLog> = std::collections::BTreeMap::new();
@@ -282,4 +315,15 @@ fn batch_logs(sent: &[(i16, i64)], upto: i64) -> Vec<BatchLog> {
         log.sent += 1;
     }
     logs.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_with_news_comes_whole_and_one_without_not_at_all() {
+        let told = vec![(false, 7, "a1"), (false, 7, "a2"), (false, 8, "b1"), (false, 8, "parked"), (true, 8, "b2")];
+        assert_eq!(keep_groups(told, |row| *row != "parked"), ["b1", "b2"]);
+    }
 }

@@ -87,6 +87,26 @@ impl Delivery {
         nothing_open && outcomes.iter().all(|outcome| *outcome == Outcome::Done)
     }
 
+    /// Whether a row is unknown that readers are to see together with others. As an exception it would go
+    /// out alone.
+    pub(super) fn has_unknown_group(&self, outcomes: &[Outcome], publisher: &dyn Publisher) -> bool {
+        let whole = |candidate: &Candidate| publisher.keeps_whole(candidate.row.outgoing(0).topic);
+        let new = self.candidates.iter().zip(outcomes).skip(self.reopened);
+        publisher.keeps_any_whole()
+            && new.into_iter().any(|(row, told)| matches!(told, Outcome::Unknown(_)) && whole(row))
+    }
+
+    /// Takes the new rows out, in order: those that were sent, and those that are to be offered again.
+    pub(super) fn take_new(&mut self, outcomes: &mut Vec<Outcome>) -> (Vec<Candidate>, Vec<Candidate>) {
+        let (mut sent, mut again) = (Vec::new(), Vec::new());
+        let new = self.candidates.drain(self.reopened..).zip(outcomes.drain(self.reopened..));
+        for (candidate, outcome) in new {
+            if outcome == Outcome::Done { sent.push(candidate) } else { again.push(candidate) }
+        }
+        again.append(&mut self.parked);
+        (sent, again)
+    }
+
     /// Takes the new rows out again, to be offered later.
     pub(super) fn into_new(mut self) -> Vec<Candidate> {
         self.candidates.drain(..self.reopened);

@@ -139,7 +139,7 @@ impl Lane {
         }
         let mut step = match &self.source {
             // Its shards are to be taken anew first.
-            Source::Table if was_wal => LaneStep::default(),
+            Source::Table if was_wal || self.waits_for_slot(turn) => LaneStep::default(),
             Source::Table | Source::MakingSlot(_) | Source::CatchingUp(_) => self.publish(&turn.view).await?,
             Source::Wal(_) => self.follow(turn).await?,
             Source::Verify(_) => self.publish_verified(turn).await?,
@@ -148,6 +148,15 @@ impl Lane {
         step.again = changed || !matches!(self.source, Source::Table);
         step.tend = changed;
         Ok(step)
+    }
+
+    /// The table does not know which rows belong together. Where readers are promised whole transactions, a
+    /// lane whose WAL was read by another until now waits for the slot to be free, instead of going on with
+    /// the table meanwhile.
+    fn waits_for_slot(&self, turn: &Turn) -> bool {
+        let follows = turn.account.reader == Reader::Wal && turn.account.position.is_some();
+        let whole = self.sender.as_ref().is_some_and(|sender| sender.publisher.keeps_any_whole());
+        follows && whole && self.refused.is_none()
     }
 
     /// The server does not let the WAL be read as it is set up: the table is read until somebody mends that.

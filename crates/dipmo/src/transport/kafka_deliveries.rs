@@ -80,7 +80,8 @@ impl Deliveries {
         let mut batches = self.lock();
         // A report that comes after the batch was closed has been counted as unknown.
         let Some(batch) = batches.get_mut(&batch) else { return };
-        if batch.told.outcomes[n].replace(outcome).is_none() {
+        if batch.told.outcomes[n].is_none() {
+            batch.told.outcomes[n] = Some(outcome);
             match blame {
                 Blame::Own => {}
                 Blame::Topic => batch.told.of_the_topic.push(n),

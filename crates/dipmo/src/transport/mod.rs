@@ -92,6 +92,11 @@ pub trait Publisher: Send + Sync + 'static {
         false
     }
 
+    /// Whether there are topics whose transactions are kept whole.
+    fn keeps_any_whole(&self) -> bool {
+        false
+    }
+
     /// The shards were lost, or taken anew: the next rows of theirs must shut out whoever sent them before.
     fn forget(&self, _shards: &[i16]) {}
 }
