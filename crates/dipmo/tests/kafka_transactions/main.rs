@@ -9,6 +9,7 @@ mod kafka;
 mod relay;
 
 mod fenced;
+mod from_the_wal;
 mod killed;
 mod outages;
 mod relayed;

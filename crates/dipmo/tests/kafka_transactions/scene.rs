@@ -132,8 +132,12 @@ impl Scene {
         topic
     }
 
-    /// The bodies that a reader who begins now and reads to the end sees.
-    pub async fn visible(&self, topic: &str, isolation: &str) -> Vec<String> {
+    async fn visible(&self, topic: &str, isolation: &str) -> Vec<String> {
+        self.records(topic, isolation).await.into_iter().map(|(_, body)| body).collect()
+    }
+
+    /// The offsets and bodies that a reader who begins now and reads to the end sees.
+    pub async fn records(&self, topic: &str, isolation: &str) -> Vec<(i64, String)> {
         let (mut config, topic) = (client(&self.bootstrap), topic.to_owned());
         config.set("group.id", "unused").set("enable.partition.eof", "true").set("isolation.level", isolation);
         let read = move || {
@@ -145,15 +149,18 @@ impl Scene {
                 from.add_partition_offset(&topic, partition.id(), Offset::Beginning).unwrap();
             }
             consumer.assign(&from).unwrap();
-            let mut bodies = Vec::new();
+            let mut records = Vec::new();
             while left > 0 {
                 match consumer.poll(PATIENCE).expect("the reader gets to the end") {
-                    Ok(message) => bodies.push(String::from_utf8(message.payload().unwrap().to_vec()).unwrap()),
+                    Ok(message) => {
+                        let body = String::from_utf8(message.payload().unwrap().to_vec()).unwrap();
+                        records.push((message.offset(), body));
+                    }
                     Err(KafkaError::PartitionEOF(_)) => left -= 1,
                     Err(error) => panic!("{error}"),
                 }
             }
-            bodies
+            records
         };
         tokio::task::spawn_blocking(read).await.unwrap()
     }
