@@ -2,8 +2,10 @@
 //!
 //! Promise: rows leave in the order given, pipelined, with acks=all from an idempotent producer, and every
 //! call ends within the send timeout and a little. Rows of transactional topics are visible together with
-//! those of their database transaction, or not at all (`kafka_transactions`). Not promised: that a row
-//! whose outcome is unknown did not arrive.
+//! those of their database transaction, or not at all (`kafka_transactions`). A row that the broker refuses
+//! is found among those that it refused with it (`kafka_refused`). Not promised: that a row whose outcome is
+//! unknown did not arrive, and, while a producer is new to a partition, order against rows that were on
+//! their way when an earlier one of their key was refused.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fmt;
