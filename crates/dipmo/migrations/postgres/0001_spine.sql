@@ -402,6 +402,11 @@ begin
         raise exception 'outbox_append: unknown destination %', coalesce(outbox_append_bytes.destination, 'null')
             using errcode = 'invalid_parameter_value', hint = 'use INTERNAL or KAFKA:<topic>';
     end if;
+    if outbox_append_bytes.aggregate_type is null or outbox_append_bytes.aggregate_id is null
+       or outbox_append_bytes.event_type is null then
+        raise exception 'outbox_append: aggregate type, aggregate id and event type must not be null'
+            using errcode = 'null_value_not_allowed';
+    end if;
     if outbox_append_bytes.aggregate_version is not null then
         insert into dipmo.outbox_version (key) values (dipmo.dedupe_key(
             coalesce(outbox_append_bytes.tenant, ''), outbox_append_bytes.aggregate_type,

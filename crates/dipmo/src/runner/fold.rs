@@ -467,11 +467,12 @@ impl<'a> Fold<'a> {
         decide: impl FnOnce(Option<&Instance>, Input<'_>) -> Result<Decision, Failure>,
     ) {
         let is_this = |change: &TimerWrite| change.process_id == timer.process_id && change.name == timer.name;
-        if self.folded.settlement.timers.iter().any(is_this) {
-            // A decision before it in this batch has cancelled it or set it anew.
+        let current = instances.get(&instance.tenant, &instance.business_key);
+        let ended = current.unwrap_or(instance).status.is_final();
+        if ended || self.folded.settlement.timers.iter().any(is_this) {
+            // Nothing waits for it: or a decision before it in this batch has cancelled it or set it anew.
             return self.folded.settlement.fired.push(timer.clone());
         }
-        let current = instances.get(&instance.tenant, &instance.business_key);
         let outcome = match self.known.failures.get(&at) {
             Some(failure) => Err(failure.clone()),
             None => decide(current, Input::Timer { name: &timer.name })

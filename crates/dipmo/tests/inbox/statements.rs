@@ -37,7 +37,13 @@ async fn every_statement_prepares_on_a_fresh_schema() {
     let client = world.db.client().await.unwrap();
     let statements = statements();
     assert!(statements.len() > 40, "found only {}", statements.len());
+    let version = "select current_setting('server_version_num')::integer";
+    let server: i32 = client.query_one(version, &[]).await.unwrap().get(0);
     for (name, sql) in statements {
+        // A statement for later servers says from which version on.
+        if name.split_once(" since ").is_some_and(|(_, since)| since.parse::<i32>().unwrap() > server) {
+            continue;
+        }
         let sql = format!("-- {}", sql.replace("dipmo.", &format!("{}.", world.db.schema())));
         // Several commands in one text cannot be prepared: they are run.
         let outcome = if sql.trim_end().trim_end_matches(';').contains(';') {

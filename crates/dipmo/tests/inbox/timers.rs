@@ -12,7 +12,7 @@ use crate::support::{Node, World, fresh};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Does with its timers what the payload says, `["set", "a"]` or `["cancel", "a"]`.
+/// Does with its timers what the payload says, `["set", "a"]` or `["cancel", "a"]`, or ends.
 struct Timekeeper;
 
 impl Process for Timekeeper {
@@ -25,7 +25,11 @@ impl Process for Timekeeper {
             Input::Message(message) => {
                 let (verb, name): (String, String) = message.json()?;
                 let decision = Decision::go("WAITING");
-                Ok(if verb == "set" { decision.timer(&name, MINUTE) } else { decision.cancel_timer(&name) })
+                Ok(match verb.as_str() {
+                    "set" => decision.timer(&name, MINUTE),
+                    "cancel" => decision.cancel_timer(&name),
+                    _ => Decision::go("ENDED").succeed(),
+                })
             }
             Input::Timer { name: "first" } => Ok(Decision::go("FIRST").cancel_timer("second")),
             // Every instance claims the same version of one aggregate, which only one can have.
@@ -82,6 +86,18 @@ async fn a_timer_that_is_cancelled_by_another_due_with_it_does_not_fire() {
     assert_eq!(node.work_off().await.timers, 1);
     assert_eq!(states(&world).await, ["a FIRST"]);
     assert!(timers(&world).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_timer_of_a_process_that_has_ended_is_dropped() {
+    let world = World::new().await;
+    let mut node = node(&world).await;
+    let batch = [fresh(0, "a", r#"["set", "late"]"#), fresh(1, "a", r#"["end", ""]"#)];
+    assert_eq!(node.receive(&batch).await.unwrap().processed, 2);
+    world.advance(61);
+    assert_eq!(node.work_off().await.timers, 0);
+    assert_eq!(states(&world).await, ["a ENDED"]);
+    assert!(timers(&world).await.is_empty(), "nobody would ever answer it");
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ select lsn::text from pg_create_logical_replication_slot($1::text, 'pgoutput')";
 
 // Standbys keep a copy, so that a failover does not lose the place.
 const CREATE_SLOT_FAILOVER: &str = "
--- wal.create_slot_failover
+-- wal.create_slot_failover since 170000
 select lsn::text from pg_create_logical_replication_slot($1::text, 'pgoutput', failover => true)";
 
 const DROP_SLOT: &str = "
