@@ -1,6 +1,6 @@
 //! Everything a change must pass, in one command; CI runs the same.
 //!
-//! The steps run in order and the first failure ends the run. The servers are stopped in
+//! The steps run in order and the first that fails ends the run; all tests run before that. The servers are stopped in
 //! every case.
 
 use std::env;
@@ -72,7 +72,7 @@ impl Step {
     }
 
     fn test(args: &Args, services: &Services) -> Self {
-        let mut step = Self::new("test", "test --workspace");
+        let mut step = Self::new("test", "test --workspace --no-fail-fast");
         step.args.extend(args.filter.clone());
         if !args.args.is_empty() {
             step.args.push("--".into());
