@@ -29,7 +29,7 @@ use crate::transport::{Outcome, Outgoing, Publisher, Refusal};
 /// More failures than this at once are the destination's trouble, not the rows': nothing is marked.
 const EXCEPTIONS_MAX: usize = 1_000;
 /// What one read may bring into memory, about.
-const READ_BYTES_MAX: usize = 1024 * 1024;
+const READ_BYTES_MAX: usize = 1536 * 1024;
 /// The first read of a lane; reads double from here while rows stay small.
 const READ_ROWS_FIRST: usize = 64;
 

@@ -16,13 +16,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::kafka_deliveries::{Deliveries, Told, opaque};
 use super::kafka_headers::headers;
+use super::kafka_polled::Polled;
 use super::kafka_refused::Search;
 use super::kafka_transactions::Transactions;
 use super::{Outcome, Outgoing, Publisher, Refusal};
@@ -165,7 +166,7 @@ impl fmt::Debug for KafkaOptions {
     }
 }
 
-type Client = ThreadedProducer<Deliveries>;
+type Client = Polled<Deliveries>;
 
 /// Sends to one cluster.
 pub struct KafkaPublisher {
@@ -369,7 +370,8 @@ impl fmt::Debug for KafkaPublisher {
 
 fn make(config: ClientConfig, deliveries: &Deliveries) -> Result<Client> {
     let failed = |error: KafkaError| Error::invalid("making the Kafka producer").source(error);
-    config.create_with_context(deliveries.clone()).map_err(failed)
+    let producer: BaseProducer<Deliveries> = config.create_with_context(deliveries.clone()).map_err(failed)?;
+    Polled::new(producer).map_err(|error| Error::invalid("starting a thread for the Kafka producer").source(error))
 }
 
 /// A row as librdkafka takes it.

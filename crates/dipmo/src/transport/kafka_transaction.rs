@@ -9,19 +9,20 @@ use std::time::Duration;
 
 use rdkafka::ClientContext;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code};
-use rdkafka::producer::{DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::kafka::{KafkaOptions, QUEUE_FULL_WAIT, YIELD_ROWS, is_of_the_topic, judge, record};
 use super::kafka_groups::Fault;
+use super::kafka_polled::Polled;
 use super::{Outcome, Outgoing, Refusal};
 
 /// What an abort, or a commit that is begun at the last moment, may take beyond the deadline.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-type Client = ThreadedProducer<Reports>;
+type Client = Polled<Reports>;
 
 /// How a transaction ended.
 pub(super) enum Ended {
@@ -50,7 +51,10 @@ impl Writer {
         let reports = Reports::default();
         let id = options.transactional_id_of(shard);
         let made = options.transactional_config(&id).create_with_context(reports.clone());
-        let client = made.map_err(|error: KafkaError| refusal(&id, "making the producer", &error))?;
+        let made: BaseProducer<Reports> =
+            made.map_err(|error: KafkaError| refusal(&id, "making the producer", &error))?;
+        let no_thread = |error| Refusal::new("KAFKA", format!("transactional id {id}: starting a thread: {error}"));
+        let client = Polled::new(made).map_err(no_thread)?;
         let writer = Self { id, producer: options.producer.clone(), reports, client: Some(Arc::new(client)) };
         let left = deadline.saturating_duration_since(Instant::now());
         match writer.call(move |client| client.init_transactions(left)).await {
@@ -61,7 +65,7 @@ impl Writer {
 
     /// One transaction with all the rows.
     pub(super) async fn write(&self, rows: &[Outgoing<'_>], deadline: Instant) -> Ended {
-        if let Err(error) = self.call(Client::begin_transaction).await {
+        if let Err(error) = self.call(|client| client.begin_transaction()).await {
             return self.lost("beginning a transaction", &error);
         }
         let over = self.reports.open(rows.len());

@@ -4,6 +4,7 @@ pub mod kafka;
 mod kafka_deliveries;
 mod kafka_groups;
 mod kafka_headers;
+mod kafka_polled;
 mod kafka_refused;
 pub(crate) mod kafka_source;
 mod kafka_transaction;
