@@ -200,8 +200,7 @@ impl Lane {
         let name = slot::default_slot_name(db.schema());
         slot::ensure_publication(&db, &self.options.foreign_tables).await?;
         let found = slot::slot_status(&db, &name).await?;
-        if let Some(busy) = found.as_ref().filter(|found| found.active) {
-            info!(slot = name, pid = busy.active_pid, "the slot is still read by another: waiting for it");
+        if is_busy(&name, found.as_ref()) {
             return Ok(());
         }
         if found.is_none() && account.reader != Reader::Wal {
@@ -247,8 +246,12 @@ impl Lane {
         let db = self.link.db().clone();
         let name = verify::slot_name(&db);
         slot::ensure_publication(&db, &[]).await?;
+        let found = slot::slot_status(&db, &name).await?;
+        if is_busy(&name, found.as_ref()) {
+            return Ok(());
+        }
         // One that a dead relay left behind holds nothing that anybody needs.
-        if slot::slot_status(&db, &name).await?.is_some() {
+        if found.is_some() {
             slot::drop_slot(&db, &name).await?;
         }
         self.make_slot(name, Reader::Verify);
@@ -340,6 +343,13 @@ impl Lane {
             _ => unreachable!("only a lane that reads the WAL asks for it"),
         }
     }
+}
+
+/// Another relay, or what is left of its connection, still reads the slot.
+fn is_busy(name: &str, found: Option<&SlotStatus>) -> bool {
+    let Some(busy) = found.filter(|found| found.active) else { return false };
+    info!(slot = name, pid = busy.active_pid, "the slot is still read by another: waiting for it");
+    true
 }
 
 /// The server has removed WAL that the slot's reader would need.

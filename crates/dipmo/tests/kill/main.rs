@@ -9,7 +9,7 @@ mod support;
 mod cuts;
 mod node;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Stdio;
 use std::time::Duration;
@@ -68,24 +68,8 @@ impl Scene {
     /// Every number of every key, in order, once the repeats of an event-id are dropped.
     async fn arrived(&self, expected: &[&str], label: &str) -> usize {
         let wanted: usize = expected.len() * EACH as usize;
-        let mut reader = self.output.reader();
-        let mut by_key: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-        let (mut ids, mut repeats) = (HashSet::new(), 0);
-        let reading = async {
-            while ids.len() < wanted {
-                let (key, id, payload) = reader.next().await;
-                if !expected.contains(&key.as_str()) {
-                    continue;
-                }
-                if ids.insert(id) {
-                    by_key.entry(key).or_default().push(payload.parse().unwrap());
-                } else {
-                    repeats += 1;
-                }
-            }
-        };
-        let finished = tokio::time::timeout(PATIENCE, reading).await.is_ok();
-        assert!(finished, "{label}: {} of {wanted} arrived", ids.len());
+        let counts = |key: &str| expected.contains(&key);
+        let (by_key, repeats) = self.output.reader().first_arrivals(wanted, counts, (PATIENCE, label)).await;
         let numbers: Vec<i64> = (0..EACH).collect();
         for key in expected {
             assert_eq!(by_key[*key], numbers, "{label}: {key}");

@@ -9,7 +9,6 @@ mod kafka;
 #[path = "../support/relay.rs"]
 mod support;
 
-use std::collections::{BTreeMap, HashSet};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +61,7 @@ async fn runs_only_as_a_child_process() {
 }
 
 /// Writes on, a few messages a round: some alone, some several in a transaction.
-async fn write(world: &World, topic: &Topic, rng: &mut StdRng, written: &mut [usize; KEYS]) {
+async fn write(world: &World, topic: &Topic, rng: &mut StdRng, written: &mut [i64; KEYS]) {
     let append = world.sql("select dipmo.outbox_append($1, 'number', $2, 'Counted', $3)");
     let destination = format!("KAFKA:{}", topic.name);
     let mut client = world.db.client().await.unwrap();
@@ -78,33 +77,13 @@ async fn write(world: &World, topic: &Topic, rng: &mut StdRng, written: &mut [us
     }
 }
 
-/// Reads the topic until every number of every key has come by, repeats left out.
-async fn read_all(topic: &Topic, written: &[usize; KEYS], label: &str) -> (BTreeMap<String, Vec<usize>>, usize) {
-    let wanted: usize = written.iter().sum();
-    let (mut reader, mut ids, mut repeats) = (topic.reader(), HashSet::new(), 0);
-    let mut by_key: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    let reading = async {
-        while ids.len() < wanted {
-            let (key, id, payload) = reader.next().await;
-            if ids.insert(id) {
-                by_key.entry(key).or_default().push(payload.parse().unwrap());
-            } else {
-                repeats += 1;
-            }
-        }
-    };
-    let finished = tokio::time::timeout(PATIENCE, reading).await.is_ok();
-    assert!(finished, "{label}: {} of {wanted} arrived", ids.len());
-    (by_key, repeats)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_may_be_killed_two_hundred_times_whichever_reader_it_has() {
     let seed: u64 = std::env::var("DIPMO_SEED").map_or_else(|_| rand::rng().random(), |seed| seed.parse().unwrap());
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let (world, topic) = (World::real_time().await, Topic::new(2).await);
-    let mut written = [0; KEYS];
+    let mut written = [0_i64; KEYS];
     for round in 0..ROUNDS {
         if round % ROUNDS_A_READER == 0 {
             let reader = if (round / ROUNDS_A_READER).is_multiple_of(2) { "wal" } else { "poll" };
@@ -119,10 +98,11 @@ async fn a_relay_may_be_killed_two_hundred_times_whichever_reader_it_has() {
     }
     let survivor = start(&world, &topic);
     let label = format!("seed {seed}");
-    let (by_key, repeats) = read_all(&topic, &written, &label).await;
-    println!("{} messages, {repeats} repeats", written.iter().sum::<usize>());
+    let wanted = usize::try_from(written.iter().sum::<i64>()).unwrap();
+    let (by_key, repeats) = topic.reader().first_arrivals(wanted, |_| true, (PATIENCE, &label)).await;
+    println!("{wanted} messages, {repeats} repeats");
     for (key, count) in written.iter().enumerate() {
-        assert_eq!(by_key[&format!("key-{key}")], (0..*count).collect::<Vec<_>>(), "{label}: key-{key}");
+        assert_eq!(by_key[&format!("key-{key}")], (0..*count).collect::<Vec<i64>>(), "{label}: key-{key}");
     }
     drop(survivor);
     let slots = "select count(pg_drop_replication_slot(slot_name))::text from pg_replication_slots where not active";

@@ -1,7 +1,8 @@
 //! From one reader to the other and back, while writers write.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use dipmo::relay::Relay;
 
 use crate::support::{Scripted, World};
 use crate::{TO, end, numbers, options, until};
@@ -43,63 +44,42 @@ async fn readers_change_under_load_with_nothing_lost_doubled_or_out_of_order() {
     end(relay, &world).await;
 }
 
+/// Steps both in turn until the condition holds.
+async fn both<F: Future<Output = bool>>(relays: &[Relay; 2], label: &str, mut holds: impl FnMut() -> F) {
+    for _ in 0..200 {
+        for relay in relays {
+            relay.run_once().await.unwrap();
+        }
+        if holds().await {
+            return;
+        }
+    }
+    panic!("{label}: never");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_relays_that_share_the_table_hand_over_to_one_that_reads_the_wal() {
     let (world, broker) = (World::real_time().await, Scripted::new());
     let relays = [world.relay(options(&broker, "one")), world.relay(options(&broker, "two"))];
-    let both = async |label: &str, holds: &mut dyn AsyncFnMutBool| {
-        for _ in 0..200 {
-            for relay in &relays {
-                relay.run_once().await.unwrap();
-            }
-            if holds.call().await {
-                return;
-            }
-        }
-        panic!("{label}: never");
-    };
     let keys: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
     for key in &keys {
         world.append_numbers(key, 0..3).await;
     }
-    both("sent from the table", &mut Sent(&broker, 60)).await;
+    both(&relays, "sent from the table", || async { broker.bodies().len() >= 60 }).await;
     world.read_by("wal").await;
     for key in &keys {
         world.append_numbers(key, 3..6).await;
     }
-    both("sent on the way", &mut Sent(&broker, 120)).await;
-    both("the WAL is read", &mut Following(&world)).await;
+    both(&relays, "sent on the way", || async { broker.bodies().len() >= 120 }).await;
+    both(&relays, "the WAL is read", || async { world.account("position").await != "-" }).await;
     for key in &keys {
         world.append_numbers(key, 6..9).await;
     }
-    both("sent from the WAL", &mut Sent(&broker, 180)).await;
+    both(&relays, "sent from the WAL", || async { broker.bodies().len() >= 180 }).await;
     for key in &keys {
         assert_eq!(broker.bodies_of(key), numbers(0..9), "{key}");
     }
     let [one, two] = relays;
     one.stop().await.unwrap();
     end(two, &world).await;
-}
-
-#[async_trait::async_trait]
-trait AsyncFnMutBool: Send {
-    async fn call(&mut self) -> bool;
-}
-
-struct Sent<'a>(&'a Arc<Scripted>, usize);
-
-#[async_trait::async_trait]
-impl AsyncFnMutBool for Sent<'_> {
-    async fn call(&mut self) -> bool {
-        self.0.bodies().len() >= self.1
-    }
-}
-
-struct Following<'a>(&'a World);
-
-#[async_trait::async_trait]
-impl AsyncFnMutBool for Following<'_> {
-    async fn call(&mut self) -> bool {
-        self.0.account("position").await != "-"
-    }
 }

@@ -1,5 +1,6 @@
 //! A real Kafka: topics, records in, records out, and what the group has committed.
 
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use dipmo::transport::kafka::KafkaOptions;
@@ -120,6 +121,33 @@ impl Topic {
 }
 
 impl Reader {
+    /// Reads until that many different event-ids of the keys that count have come by. The payloads of each
+    /// key in the order of their first arrival, and how many repeats there were.
+    pub async fn first_arrivals(
+        &mut self,
+        wanted: usize,
+        counts: impl Fn(&str) -> bool,
+        (patience, label): (Duration, &str),
+    ) -> (BTreeMap<String, Vec<i64>>, usize) {
+        let (mut by_key, mut ids, mut repeats) = (BTreeMap::<String, Vec<i64>>::new(), HashSet::new(), 0);
+        let reading = async {
+            while ids.len() < wanted {
+                let (key, id, payload) = self.next().await;
+                if !counts(&key) {
+                    continue;
+                }
+                if ids.insert(id) {
+                    by_key.entry(key).or_default().push(payload.parse().unwrap());
+                } else {
+                    repeats += 1;
+                }
+            }
+        };
+        let finished = tokio::time::timeout(patience, reading).await.is_ok();
+        assert!(finished, "{label}: {} of {wanted} arrived", ids.len());
+        (by_key, repeats)
+    }
+
     /// The key, the event-id and the payload of the next record, as text.
     pub async fn next(&mut self) -> (String, String, String) {
         let message = self.consumer.recv().await.unwrap();
