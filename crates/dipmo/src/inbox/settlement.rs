@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{InboxEvent, InboxState};
+use crate::command::{BatchItemChange, CommandChange};
 use crate::failure::Stage;
 use crate::message::{Message, OutMessage};
 use crate::process::Status;
@@ -152,6 +153,7 @@ pub struct Stored {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProcessWrite {
     pub id: Uuid,
+    pub process_type: String,
     pub tenant: String,
     pub business_key: String,
     pub state: String,
@@ -174,6 +176,8 @@ pub struct JournalEntry {
     pub status: Status,
     pub message_id: Option<String>,
     pub detail: Option<Value>,
+    /// Who wanted it, and why, where it was an operator.
+    pub by: Option<(String, String)>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -213,6 +217,9 @@ pub struct Settlement {
     pub fired: Vec<FiredTimer>,
     /// Timers whose handling failed, and when to try again.
     pub postponed: Vec<(FiredTimer, Duration)>,
+    /// In the order in which they were decided.
+    pub commands: Vec<CommandChange>,
+    pub batch_items: Vec<BatchItemChange>,
     pub outbox: Vec<OutMessage>,
 }
 

@@ -6,7 +6,8 @@ use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::Status;
+use super::{Instance, Status};
+use crate::command::{BatchItemChange, CommandChange};
 use crate::message::OutMessage;
 
 /// The answer to one input. Everything in it commits together, or none of it.
@@ -19,6 +20,11 @@ pub struct Decision {
     pub data: Option<Value>,
     pub emit: Vec<OutMessage>,
     pub timers: Vec<TimerChange>,
+    pub commands: Vec<CommandChange>,
+    /// How the instance's item of a batch stands now.
+    pub batch_item: Option<BatchItemChange>,
+    /// Nothing moves: state and status stay, whatever they are. Only the journal grows.
+    pub remark: bool,
     /// Kept with the journal line.
     pub note: Option<String>,
 }
@@ -49,8 +55,16 @@ impl Decision {
             data: None,
             emit: Vec::new(),
             timers: Vec::new(),
+            commands: Vec::new(),
+            batch_item: None,
+            remark: false,
             note: None,
         }
+    }
+
+    /// Takes note of an input that changes nothing, even one that comes after the end.
+    pub fn remark(current: &Instance, note: impl Into<String>) -> Self {
+        Self { status: current.status, remark: true, ..Self::go(&current.state) }.note(note)
     }
 
     /// Go on to a further state within the same decision.
@@ -71,6 +85,33 @@ impl Decision {
     #[must_use]
     pub fn fail(mut self) -> Self {
         self.status = Status::Failed;
+        self
+    }
+
+    /// What was done is being undone.
+    #[must_use]
+    pub fn compensating(mut self) -> Self {
+        self.status = Status::Compensating;
+        self
+    }
+
+    /// The process ends here, everything it did being undone.
+    #[must_use]
+    pub fn compensated(mut self) -> Self {
+        self.status = Status::Compensated;
+        self
+    }
+
+    /// The process waits for an operator.
+    #[must_use]
+    pub fn pause(mut self) -> Self {
+        self.status = Status::Paused;
+        self
+    }
+
+    #[must_use]
+    pub fn command(mut self, change: CommandChange) -> Self {
+        self.commands.push(change);
         self
     }
 

@@ -25,12 +25,61 @@ pub enum Input<'a> {
     Timer {
         name: &'a str,
     },
+    /// Somebody on duty wants something done.
+    Operator(&'a OperatorAction),
+}
+
+/// What an operator wants of a process, and who answers for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OperatorAction {
+    pub verb: OperatorVerb,
+    pub actor: String,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum OperatorVerb {
+    /// Hold it where it is.
+    Pause,
+    /// Let a paused one go on.
+    Resume,
+    /// Send the command of the current step again, under its old idempotency key.
+    Resubmit,
+    /// Go on with the next step as if this one were done.
+    Skip,
+    /// Undo what was done and end.
+    Compensate,
+    /// End it as succeeded, because something outside proves that it was.
+    ForceComplete { evidence: String },
+}
+
+impl OperatorVerb {
+    pub fn name(&self) -> &'static str {
+        match self {
+            OperatorVerb::Pause => "pause",
+            OperatorVerb::Resume => "resume",
+            OperatorVerb::Resubmit => "resubmit",
+            OperatorVerb::Skip => "skip",
+            OperatorVerb::Compensate => "compensate",
+            OperatorVerb::ForceComplete { .. } => "force-complete",
+        }
+    }
+}
+
+/// Which instance a message belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// The one of this type and business key in the tenant of the message; made if it is not there.
+    Key { process_type: String, business_key: String },
+    /// One that is there already.
+    Id(Uuid),
 }
 
 /// One running process, identified by type, tenant and business key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instance {
     pub id: Uuid,
+    pub process_type: String,
     pub tenant: String,
     pub business_key: String,
     pub state: String,
@@ -58,6 +107,16 @@ pub trait Process: Send + Sync + 'static {
     /// The business key of the instance that a message belongs to.
     fn business_key(&self, message: &Message) -> String {
         message.key.clone()
+    }
+
+    /// Where the instances of several types share one process, or messages name an instance by its id.
+    fn address(&self, message: &Message) -> Address {
+        Address::Key { process_type: self.name().to_owned(), business_key: self.business_key(message) }
+    }
+
+    /// The id of the instance that this message makes, where the message tells; else one is chosen.
+    fn new_id(&self, _message: &Message) -> Option<Uuid> {
+        None
     }
 
     /// `current` is `None` for the first input of a business key.

@@ -69,12 +69,14 @@ impl Status {
         Ok(match (self, event) {
             (S::New | S::Running, E::Advance) => S::Running,
             (S::Compensating, E::Advance) => S::Compensating,
-            (S::New | S::Running, E::Succeed) => S::Succeeded,
-            (S::New | S::Running | S::Compensating, E::Fail) => S::Failed,
-            (S::Running | S::Failed, E::Compensate) => S::Compensating,
+            (S::Paused, E::Advance) => S::Paused,
+            // An operator may complete what failed or waits, with evidence.
+            (S::New | S::Running | S::Paused | S::Failed, E::Succeed) => S::Succeeded,
+            (S::New | S::Running | S::Compensating | S::Paused, E::Fail) => S::Failed,
+            (S::Running | S::Failed | S::Paused, E::Compensate) => S::Compensating,
             (S::Compensating, E::Compensated) => S::Compensated,
-            (S::New | S::Running, E::Pause) => S::Paused,
-            (S::Paused, E::Resume) => S::Running,
+            (S::New | S::Running | S::Compensating, E::Pause) => S::Paused,
+            (S::Paused | S::Failed, E::Resume) => S::Running,
             (from, event) => return Err(IllegalStatus { from, event }),
         })
     }

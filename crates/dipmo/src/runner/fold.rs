@@ -14,10 +14,10 @@ use crate::inbox::{
     Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, Settlement, Stored, TimerWrite,
 };
 use crate::message::Message;
-use crate::process::{Decision, Failure, Input, Instance, Process, Stage};
+use crate::process::{Address, Decision, Failure, Input, Instance, Process, Stage};
 use crate::runner::instances::Instances;
 use crate::runner::spans::Spans;
-use crate::store::{ClaimedMessage, Loaded};
+use crate::store::{ClaimedMessage, InstanceKey, Loaded};
 
 /// Something to handle.
 #[derive(Debug, Clone)]
@@ -96,7 +96,7 @@ pub(super) struct Batch<'a> {
 pub(super) fn fold_process(batch: Batch<'_>, process: &dyn Process, loaded: &Loaded, known: &Known) -> Folded {
     let Batch { spans, deliveries, .. } = batch;
     let mut fold = Fold::new(batch, loaded, known);
-    let mut instances = Instances::new(process.name(), loaded);
+    let mut instances = Instances::new(loaded);
     for (at, delivery) in deliveries.iter().enumerate() {
         let decide = |current: Option<&Instance>, input: Input<'_>| decide(process, current, input, loaded.now);
         match (delivery, delivery.message()) {
@@ -104,14 +104,15 @@ pub(super) fn fold_process(batch: Batch<'_>, process: &dyn Process, loaded: &Loa
             (_, None) => {}
             (_, Some(message)) => {
                 fold.message(at, delivery, message, |folded| {
-                    let business_key = spans.within(message, || business_key(process, message))?;
-                    let current = instances.get(&message.tenant, &business_key);
+                    let address = spans.within(message, || address(process, message))?;
+                    let key = instances.key(address, &message.tenant);
+                    let current = key.as_ref().and_then(|key| instances.get(key));
                     let mut decision = spans.within(message, || decide(current, Input::Message(message)))?;
+                    let new_id = if current.is_none() { process.new_id(message) } else { None };
                     spans.continued_by(message, &mut decision.emit);
-                    let effects = instances.apply(message, &business_key, decision)?;
+                    let effects = instances.apply(message, key, new_id, decision)?;
                     folded.note_emitted(at, &effects);
-                    folded.settlement.outbox.extend(effects.outbox);
-                    folded.settlement.timers.extend(effects.timers);
+                    effects.add_to(&mut folded.settlement);
                     Ok(())
                 });
             }
@@ -205,8 +206,8 @@ fn decide(
     catch_unwind(AssertUnwindSafe(|| process.decide(current, input, now))).unwrap_or_else(|_| Err(Failure::panicked()))
 }
 
-pub(super) fn business_key(process: &dyn Process, message: &Message) -> Result<String, Failure> {
-    catch_unwind(AssertUnwindSafe(|| process.business_key(message))).map_err(|_| Failure::panicked())
+pub(super) fn address(process: &dyn Process, message: &Message) -> Result<Address, Failure> {
+    catch_unwind(AssertUnwindSafe(|| process.address(message))).map_err(|_| Failure::panicked())
 }
 
 #[derive(Debug, Default)]
@@ -467,7 +468,7 @@ impl<'a> Fold<'a> {
         decide: impl FnOnce(Option<&Instance>, Input<'_>) -> Result<Decision, Failure>,
     ) {
         let is_this = |change: &TimerWrite| change.process_id == timer.process_id && change.name == timer.name;
-        let current = instances.get(&instance.tenant, &instance.business_key);
+        let current = instances.get(&InstanceKey::of(instance));
         let ended = current.unwrap_or(instance).status.is_final();
         if ended || self.folded.settlement.timers.iter().any(is_this) {
             // Nothing waits for it: or a decision before it in this batch has cancelled it or set it anew.
@@ -481,8 +482,7 @@ impl<'a> Fold<'a> {
         match outcome {
             Ok(effects) => {
                 self.folded.note_emitted(at, &effects);
-                self.folded.settlement.outbox.extend(effects.outbox);
-                self.folded.settlement.timers.extend(effects.timers);
+                effects.add_to(&mut self.folded.settlement);
                 self.folded.settlement.fired.push(timer.clone());
                 self.folded.report.timers += 1;
             }

@@ -3,27 +3,51 @@
 use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::command::{BatchItemChange, CommandChange};
 use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settlement, TimerWrite};
 use crate::message::{Message, OutMessage};
-use crate::process::{DEADLINE, Decision, Failure, Instance, Status, StatusEvent, TimerChange, TimerDue};
-use crate::store::Loaded;
+use crate::process::{
+    Address, DEADLINE, Decision, Failure, Instance, OperatorAction, OperatorVerb, Status, StatusEvent, TimerChange,
+    TimerDue,
+};
+use crate::store::{InstanceKey, Loaded};
 
 /// What a decision adds to the settlement beside the instance itself.
 #[derive(Debug)]
 pub(super) struct Effects {
     pub(super) outbox: Vec<OutMessage>,
     pub(super) timers: Vec<TimerWrite>,
+    commands: Vec<CommandChange>,
+    batch_item: Option<BatchItemChange>,
+}
+
+impl Effects {
+    fn new(process_id: Uuid, key: &str, decision: Decision) -> Self {
+        Self {
+            outbox: decision.emit,
+            timers: timers(process_id, key, decision.timers),
+            commands: decision.commands,
+            batch_item: decision.batch_item,
+        }
+    }
+
+    pub(super) fn add_to(self, settlement: &mut Settlement) {
+        settlement.outbox.extend(self.outbox);
+        settlement.timers.extend(self.timers);
+        settlement.commands.extend(self.commands);
+        settlement.batch_items.extend(self.batch_item);
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Instances<'a> {
-    process_type: &'a str,
     loaded: &'a Loaded,
-    touched: HashMap<(String, String), Touched>,
+    touched: HashMap<InstanceKey, Touched>,
     /// In the order of the first touch, so that writes do not depend on a hash.
-    order: Vec<(String, String)>,
+    order: Vec<InstanceKey>,
     journal: Vec<JournalEntry>,
 }
 
@@ -38,31 +62,43 @@ struct Cause<'a> {
     kind: &'static str,
     message_id: Option<&'a str>,
     timer: Option<&'a str>,
+    action: Option<&'a OperatorAction>,
 }
 
 impl<'a> Instances<'a> {
-    pub(super) fn new(process_type: &'a str, loaded: &'a Loaded) -> Self {
-        Self { process_type, loaded, touched: HashMap::new(), order: Vec::new(), journal: Vec::new() }
+    pub(super) fn new(loaded: &'a Loaded) -> Self {
+        Self { loaded, touched: HashMap::new(), order: Vec::new(), journal: Vec::new() }
     }
 
-    pub(super) fn get(&self, tenant: &str, business_key: &str) -> Option<&Instance> {
-        let key = (tenant.to_owned(), business_key.to_owned());
-        self.touched.get(&key).map(|touched| &touched.instance).or_else(|| self.loaded.instances.get(&key))
+    /// The key behind an address; `None` for an id that nobody has.
+    pub(super) fn key(&self, address: Address, tenant: &str) -> Option<InstanceKey> {
+        match address {
+            Address::Key { process_type, business_key } => {
+                Some(InstanceKey { process_type, tenant: tenant.to_owned(), business_key })
+            }
+            Address::Id(id) => self.loaded.by_id.get(&id).cloned(),
+        }
+    }
+
+    pub(super) fn get(&self, key: &InstanceKey) -> Option<&Instance> {
+        self.touched.get(key).map(|touched| &touched.instance).or_else(|| self.loaded.instances.get(key))
     }
 
     pub(super) fn apply(
         &mut self,
         message: &Message,
-        business_key: &str,
-        decision: Decision,
+        key: Option<InstanceKey>,
+        new_id: Option<Uuid>,
+        mut decision: Decision,
     ) -> Result<Effects, Failure> {
-        let key = (message.tenant.clone(), business_key.to_owned());
-        let cause = Cause { kind: "MESSAGE", message_id: Some(&message.message_id), timer: None };
-        let correlation = Some(message.correlation().to_owned());
-        let id = self.advance(key, correlation, &decision, &cause)?;
-        let mut outbox = decision.emit;
-        outbox.iter_mut().for_each(|out| out.caused_by(message));
-        Ok(Effects { outbox, timers: timers(id, &message.key, decision.timers) })
+        let Some(key) = key else {
+            return Err(Failure::permanent("NO_INSTANCE", "decided on an instance that is not there"));
+        };
+        let cause = Cause { kind: "MESSAGE", message_id: Some(&message.message_id), timer: None, action: None };
+        let new = (new_id, Some(message.correlation().to_owned()));
+        let id = self.advance(key, new, &decision, &cause)?;
+        decision.emit.iter_mut().for_each(|out| out.caused_by(message));
+        Ok(Effects::new(id, &message.key, decision))
     }
 
     pub(super) fn apply_timer(
@@ -71,37 +107,57 @@ impl<'a> Instances<'a> {
         instance: &Instance,
         decision: Decision,
     ) -> Result<Effects, Failure> {
-        let key = (instance.tenant.clone(), instance.business_key.clone());
-        let cause = Cause { kind: "TIMER", message_id: None, timer: Some(&timer.name) };
-        let id = self.advance(key, instance.correlation_id.clone(), &decision, &cause)?;
-        let mut outbox = decision.emit;
-        for out in &mut outbox {
+        let cause = Cause { kind: "TIMER", message_id: None, timer: Some(&timer.name), action: None };
+        self.apply_by_itself(instance, decision, &cause)
+    }
+
+    fn apply_operator(
+        &mut self,
+        action: &OperatorAction,
+        instance: &Instance,
+        decision: Decision,
+    ) -> Result<Effects, Failure> {
+        let cause = Cause { kind: "OPERATOR", message_id: None, timer: None, action: Some(action) };
+        self.apply_by_itself(instance, decision, &cause)
+    }
+
+    /// No message caused it: what is sent belongs to the instance.
+    fn apply_by_itself(
+        &mut self,
+        instance: &Instance,
+        mut decision: Decision,
+        cause: &Cause<'_>,
+    ) -> Result<Effects, Failure> {
+        let new = (None, instance.correlation_id.clone());
+        let id = self.advance(InstanceKey::of(instance), new, &decision, cause)?;
+        for out in &mut decision.emit {
             if out.tenant.is_empty() {
                 out.tenant.clone_from(&instance.tenant);
             }
             out.correlation_id = out.correlation_id.take().or_else(|| instance.correlation_id.clone());
         }
-        Ok(Effects { outbox, timers: timers(id, &instance.business_key, decision.timers) })
+        Ok(Effects::new(id, &instance.business_key, decision))
     }
 
     fn advance(
         &mut self,
-        key: (String, String),
-        correlation_id: Option<String>,
+        key: InstanceKey,
+        (new_id, correlation_id): (Option<Uuid>, Option<String>),
         decision: &Decision,
         cause: &Cause<'_>,
     ) -> Result<Uuid, Failure> {
-        let current = self.get(&key.0, &key.1);
-        let status = next_status(current.map(|instance| instance.status), decision.status)?;
+        let current = self.get(&key);
+        let status = next_status(current.map(|instance| instance.status), decision)?;
         let expected = match self.touched.get(&key) {
             Some(touched) => touched.expected,
             None => current.map(|instance| instance.version),
         };
         let from_state = current.map(|instance| instance.state.clone());
         let mut instance = current.cloned().unwrap_or_else(|| Instance {
-            id: Uuid::now_v7(),
-            tenant: key.0.clone(),
-            business_key: key.1.clone(),
+            id: new_id.unwrap_or_else(Uuid::now_v7),
+            process_type: key.process_type.clone(),
+            tenant: key.tenant.clone(),
+            business_key: key.business_key.clone(),
             state: String::new(),
             status: Status::New,
             version: 0,
@@ -130,7 +186,7 @@ impl<'a> Instances<'a> {
         let last = decision.path.len() - 1;
         for (n, to_state) in decision.path.iter().enumerate() {
             metrics::counter!("dipmo_process_transitions_total",
-                "type" => self.process_type.to_owned(), "state" => to_state.clone())
+                "type" => instance.process_type.clone(), "state" => to_state.clone())
             .increment(1);
             self.journal.push(JournalEntry {
                 process_id: instance.id,
@@ -141,6 +197,7 @@ impl<'a> Instances<'a> {
                 status: if n == last { instance.status } else { Status::Running },
                 message_id: cause.message_id.map(str::to_owned),
                 detail: (n == last).then(|| detail(decision, cause)).flatten(),
+                by: cause.action.map(|action| (action.actor.clone(), action.reason.clone())),
             });
         }
     }
@@ -151,6 +208,7 @@ impl<'a> Instances<'a> {
                 self.touched.remove(key).expect("order and touched are filled together");
             settlement.processes.push(ProcessWrite {
                 id: instance.id,
+                process_type: instance.process_type,
                 tenant: instance.tenant,
                 business_key: instance.business_key,
                 state: instance.state,
@@ -167,15 +225,38 @@ impl<'a> Instances<'a> {
     }
 }
 
-fn next_status(current: Option<Status>, wanted: Status) -> Result<Status, Failure> {
-    let event = match wanted {
-        Status::Succeeded => StatusEvent::Succeed,
-        Status::Failed => StatusEvent::Fail,
-        Status::Compensating => StatusEvent::Compensate,
-        Status::Compensated => StatusEvent::Compensated,
-        Status::New | Status::Running | Status::Paused => StatusEvent::Advance,
-    };
+/// What an operator's action on an instance writes.
+pub(crate) fn settle_operator(
+    instance: &Instance,
+    action: &OperatorAction,
+    decision: Decision,
+    now: OffsetDateTime,
+) -> Result<Settlement, Failure> {
+    let mut loaded = Loaded::nothing(now);
+    loaded.instances.insert(InstanceKey::of(instance), instance.clone());
+    let mut instances = Instances::new(&loaded);
+    let mut settlement = Settlement::default();
+    instances.apply_operator(action, instance, decision)?.add_to(&mut settlement);
+    instances.into_settlement(&mut settlement);
+    Ok(settlement)
+}
+
+fn next_status(current: Option<Status>, decision: &Decision) -> Result<Status, Failure> {
     let current = current.unwrap_or(Status::New);
+    if decision.remark {
+        return Ok(current);
+    }
+    let event = match (decision.status, current) {
+        (Status::Succeeded, _) => StatusEvent::Succeed,
+        (Status::Failed, _) => StatusEvent::Fail,
+        (Status::Compensated, _) => StatusEvent::Compensated,
+        (Status::Compensating, Status::Compensating) => StatusEvent::Advance,
+        (Status::Compensating, _) => StatusEvent::Compensate,
+        (Status::Paused, Status::Paused) => StatusEvent::Advance,
+        (Status::Paused, _) => StatusEvent::Pause,
+        (Status::Running, Status::Paused | Status::Failed) => StatusEvent::Resume,
+        (Status::New | Status::Running, _) => StatusEvent::Advance,
+    };
     current.next(event).map_err(|illegal| Failure::permanent("ILLEGAL_STATUS", illegal.to_string()))
 }
 
@@ -201,6 +282,12 @@ fn detail(decision: &Decision, cause: &Cause<'_>) -> Option<Value> {
     }
     if let Some(timer) = cause.timer {
         detail.insert("timer".to_owned(), timer.into());
+    }
+    if let Some(action) = cause.action {
+        detail.insert("verb".to_owned(), action.verb.name().into());
+        if let OperatorVerb::ForceComplete { evidence } = &action.verb {
+            detail.insert("evidence".to_owned(), evidence.as_str().into());
+        }
     }
     if let Some(note) = &decision.note {
         detail.insert("note".to_owned(), note.as_str().into());

@@ -6,7 +6,7 @@
 mod dlq;
 mod enlisted;
 mod fold;
-mod instances;
+pub(crate) mod instances;
 mod spans;
 mod worker;
 
@@ -22,8 +22,8 @@ use crate::clock::Clock;
 use crate::consumer::{Consumer, Handler, VersionPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inbox::{Fence, Settled, Settlement};
-use crate::process::{Failure, Process};
-use crate::store::{InboxStore, LoadRequest, Loaded};
+use crate::process::{Address, Failure, Process};
+use crate::store::{InboxStore, InstanceKey, LoadRequest, Loaded};
 use crate::trace::TraceContext;
 use fold::{Batch, Folded, Known};
 use spans::Spans;
@@ -224,21 +224,25 @@ impl Runner {
 
     async fn load(&self, process: Option<&dyn Process>, deliveries: &[Delivery]) -> Result<Loaded> {
         let mut keys = BTreeSet::new();
-        let mut instances = BTreeSet::new();
+        let (mut instances, mut ids) = (BTreeSet::new(), BTreeSet::new());
         for delivery in deliveries {
             if let Some(message) = delivery.message() {
                 keys.insert(message.key.clone());
                 // One that panics fails its message when that is folded.
-                if let Some(Ok(business_key)) = process.map(|process| fold::business_key(process, message)) {
-                    instances.insert((message.tenant.clone(), business_key));
+                match process.map(|process| fold::address(process, message)) {
+                    Some(Ok(Address::Key { process_type, business_key })) => {
+                        instances.insert(InstanceKey { process_type, tenant: message.tenant.clone(), business_key });
+                    }
+                    Some(Ok(Address::Id(id))) => drop(ids.insert(id)),
+                    Some(Err(_)) | None => {}
                 }
             }
             if let Delivery::Timer(_, instance) = delivery {
-                instances.insert((instance.tenant.clone(), instance.business_key.clone()));
+                instances.insert(InstanceKey::of(instance));
             }
         }
         let request = LoadRequest {
-            process_type: process.map(|process| process.name().to_owned()),
+            ids: ids.into_iter().collect(),
             instances: instances.into_iter().collect(),
             keys: keys.into_iter().collect(),
             with_versions: self.consumer.versions != VersionPolicy::Unchecked,

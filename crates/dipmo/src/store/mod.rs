@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use crate::error::Result;
 use crate::handler::{EnlistedHandler, GroupFailure};
@@ -17,13 +18,32 @@ use crate::inbox::{Fence, FiredTimer, Held, InboxState, Settled, Settlement};
 use crate::message::Message;
 use crate::process::Instance;
 
+/// What makes an instance the one it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InstanceKey {
+    pub process_type: String,
+    pub tenant: String,
+    pub business_key: String,
+}
+
+impl InstanceKey {
+    pub fn of(instance: &Instance) -> Self {
+        Self {
+            process_type: instance.process_type.clone(),
+            tenant: instance.tenant.clone(),
+            business_key: instance.business_key.clone(),
+        }
+    }
+}
+
 /// What a batch needs to know before it decides.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     /// The time of the database, which decisions are made by.
     pub now: OffsetDateTime,
-    /// By tenant and business key.
-    pub instances: HashMap<(String, String), Instance>,
+    pub instances: HashMap<InstanceKey, Instance>,
+    /// Those that were asked for by their id.
+    pub by_id: HashMap<Uuid, InstanceKey>,
     /// Keys that wait, with the version they wait for.
     pub parked: HashMap<String, Option<i64>>,
     /// The last version applied, by key.
@@ -33,16 +53,15 @@ pub struct Loaded {
 impl Loaded {
     /// Nothing is known yet.
     pub fn nothing(now: OffsetDateTime) -> Self {
-        Self { now, instances: HashMap::new(), parked: HashMap::new(), versions: HashMap::new() }
+        Self { now, instances: HashMap::new(), by_id: HashMap::new(), parked: HashMap::new(), versions: HashMap::new() }
     }
 }
 
 /// What to load.
 #[derive(Debug, Clone, Default)]
 pub struct LoadRequest {
-    pub process_type: Option<String>,
-    /// Tenant and business key.
-    pub instances: Vec<(String, String)>,
+    pub instances: Vec<InstanceKey>,
+    pub ids: Vec<Uuid>,
     pub keys: Vec<String>,
     pub with_versions: bool,
 }

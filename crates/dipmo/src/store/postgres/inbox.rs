@@ -10,13 +10,13 @@ use futures_util::FutureExt as _;
 use tokio_postgres::Row;
 
 use super::{Db, begin, claim, commit, execute, lease, look_up, process, query, settle};
-use crate::consumer::{Consumer, Handler, VersionPolicy};
+use crate::consumer::{Consumer, VersionPolicy};
 use crate::error::{ErrorKind, Result};
 use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
 use crate::inbox::{Fence, FiredTimer, Held, Settled, Settlement};
 use crate::message::Message;
 use crate::process::{Failure, Instance};
-use crate::store::{Claimed, Enlistment, InboxStore, LoadRequest, Loaded, TakenPartition, Work};
+use crate::store::{Claimed, Enlistment, InboxStore, InstanceKey, LoadRequest, Loaded, TakenPartition, Work};
 
 const REGISTER: &str = "
 -- inbox.register
@@ -63,7 +63,6 @@ pub struct PgInbox {
     db: Db,
     consumer_id: i32,
     consumer: Arc<str>,
-    process_type: Arc<str>,
     checks_versions: bool,
 }
 
@@ -79,12 +78,8 @@ impl PgInbox {
         execute(&db, &tx, SUBSCRIBE, &[&consumer_id, &types]).await?;
         lease::create_buckets(&db, &tx, &consumer.name).await?;
         commit(tx).await?;
-        let process_type = match &consumer.handler {
-            Handler::Process(process) => process.name().into(),
-            Handler::Enlisted { .. } => "".into(),
-        };
         let checks_versions = consumer.versions != VersionPolicy::Unchecked;
-        Ok(Self { db, consumer_id, consumer: consumer.name.as_str().into(), process_type, checks_versions })
+        Ok(Self { db, consumer_id, consumer: consumer.name.as_str().into(), checks_versions })
     }
 
     pub fn db(&self) -> &Db {
@@ -99,10 +94,6 @@ impl PgInbox {
         &self.consumer
     }
 
-    pub(super) fn process_type(&self) -> &str {
-        &self.process_type
-    }
-
     pub(super) fn checks_versions(&self) -> bool {
         self.checks_versions
     }
@@ -115,9 +106,10 @@ impl InboxStore for PgInbox {
     async fn load(&self, request: &LoadRequest) -> Result<Loaded> {
         let client = self.db.client().await?;
         let (db, now) = (&self.db, self.db.clock().for_statement());
-        let (now, instances, parked, versions) = tokio::try_join!(
+        let (now, by_key, by_id, parked, versions) = tokio::try_join!(
             async { look_up(db, &client, NOW, &[&now]).await },
-            process::load_by_key(db, &client, request.process_type.as_deref(), &request.instances),
+            process::load_by_key(db, &client, &request.instances),
+            process::load_by_ids(db, &client, &request.ids),
             async {
                 match request.keys.is_empty() {
                     true => Ok(Vec::new()),
@@ -132,8 +124,9 @@ impl InboxStore for PgInbox {
             },
         )?;
         let mut loaded = Loaded::nothing(now[0].get(0));
-        let keyed = |i: Instance| ((i.tenant.clone(), i.business_key.clone()), i);
-        loaded.instances.extend(instances.into_iter().map(keyed));
+        loaded.by_id.extend(by_id.iter().map(|instance| (instance.id, InstanceKey::of(instance))));
+        let keyed = |instance: Instance| (InstanceKey::of(&instance), instance);
+        loaded.instances.extend(by_key.into_iter().chain(by_id).map(keyed));
         loaded.parked.extend(parked.iter().map(|row| (row.get(0), row.get(1))));
         loaded.versions.extend(versions.iter().map(|row| (row.get::<_, String>(0), row.get::<_, i64>(1))));
         Ok(loaded)

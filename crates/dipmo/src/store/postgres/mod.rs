@@ -2,6 +2,7 @@
 
 mod claim;
 mod columns;
+mod command;
 pub mod inbox;
 mod lease;
 pub(crate) mod operator;

@@ -8,35 +8,35 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::columns::column;
-use super::inbox::PgInbox;
 use super::settle::Stop;
-use super::{Db, execute, look_up, query};
+use super::{Db, command, execute, look_up, query};
 use crate::error::Result;
 use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settled, Settlement};
 use crate::process::{Instance, Status, TimerDue};
+use crate::store::InstanceKey;
 
 const LOAD_BY_KEY: &str = "
 -- process.load_by_key
-select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id
-from unnest($2::text[], $3::text[]) as k (tenant, business_key)
-join dipmo.process p on p.type = $1 and p.tenant = k.tenant and p.business_key = k.business_key";
+select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id, p.type
+from unnest($1::text[], $2::text[], $3::text[]) as k (type, tenant, business_key)
+join dipmo.process p on p.type = k.type and p.tenant = k.tenant and p.business_key = k.business_key";
 
 const LOAD_BY_ID: &str = "
 -- process.load_by_id
-select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id
+select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id, p.type
 from dipmo.process p where p.id = any($1)";
 
 const CREATE: &str = "
 -- process.create
 insert into dipmo.process (id, type, tenant, business_key, state, status, version, data, deadline,
     correlation_id, created_at, updated_at)
-select s.id, $1, s.tenant, s.business_key, s.state, s.status, s.version, s.data::json, s.deadline,
+select s.id, s.type, s.tenant, s.business_key, s.state, s.status, s.version, s.data::json, s.deadline,
     s.correlation_id, coalesce($11, now()), coalesce($11, now())
-from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[],
+from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[],
             $9::timestamptz[], $10::text[])
-    as s (id, tenant, business_key, state, status, version, data, deadline, correlation_id)
+    as s (id, type, tenant, business_key, state, status, version, data, deadline, correlation_id)
 -- In order, so that two nodes that create the same instances wait for each other.
-order by s.tenant, s.business_key
+order by s.type, s.tenant, s.business_key
 on conflict do nothing";
 
 const ADVANCE: &str = "
@@ -51,11 +51,13 @@ where p.id = s.id and p.version = s.expected";
 
 const JOURNAL: &str = "
 -- process.journal
-insert into dipmo.journal (process_id, version, at, kind, from_state, to_state, status, message_id, detail)
+insert into dipmo.journal (process_id, version, at, kind, from_state, to_state, status, message_id, detail,
+    actor, reason)
 select j.process_id, j.version, coalesce($9, now()), j.kind, j.from_state, j.to_state, j.status, j.message_id,
-    j.detail::json
-from unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[])
-    as j (process_id, version, kind, from_state, to_state, status, message_id, detail)";
+    j.detail::json, j.actor, j.reason
+from unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+            $10::text[], $11::text[])
+    as j (process_id, version, kind, from_state, to_state, status, message_id, detail, actor, reason)";
 
 const FIRE: &str = "
 -- process.fire
@@ -88,17 +90,22 @@ from unnest($2::integer[]) as b (bucket), lateral (
     order by due_at limit $4) t
 order by t.due_at limit $4";
 
-pub(super) async fn load_by_key(
-    db: &Db,
-    client: &Object,
-    process_type: Option<&str>,
-    keys: &[(String, String)],
-) -> Result<Vec<Instance>> {
-    let Some(process_type) = process_type.filter(|_| !keys.is_empty()) else { return Ok(Vec::new()) };
-    let tenants = column(keys, |(tenant, _)| tenant.as_str());
-    let business_keys = column(keys, |(_, key)| key.as_str());
-    let rows = look_up(db, client, LOAD_BY_KEY, &[&process_type, &tenants, &business_keys]).await?;
+pub(super) async fn load_by_key(db: &Db, client: &Object, keys: &[InstanceKey]) -> Result<Vec<Instance>> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let types = column(keys, |key| key.process_type.as_str());
+    let tenants = column(keys, |key| key.tenant.as_str());
+    let business_keys = column(keys, |key| key.business_key.as_str());
+    let rows = look_up(db, client, LOAD_BY_KEY, &[&types, &tenants, &business_keys]).await?;
     Ok(rows.iter().map(instance).collect())
+}
+
+pub(super) async fn load_by_ids(db: &Db, client: &Object, ids: &[Uuid]) -> Result<Vec<Instance>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(look_up(db, client, LOAD_BY_ID, &[&ids]).await?.iter().map(instance).collect())
 }
 
 pub(super) async fn load_by_id(db: &Db, tx: &Transaction<'_>, ids: &[Uuid]) -> Result<HashMap<Uuid, Instance>> {
@@ -110,6 +117,7 @@ fn instance(row: &Row) -> Instance {
     let data: &str = row.get(6);
     Instance {
         id: row.get(0),
+        process_type: row.get(9),
         tenant: row.get(1),
         business_key: row.get(2),
         state: row.get(3),
@@ -121,28 +129,29 @@ fn instance(row: &Row) -> Instance {
     }
 }
 
-pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
-    let db = inbox.db();
+pub(super) async fn write(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
     advance(db, tx, &s.processes).await?;
-    create(inbox, tx, &s.processes).await?;
+    create(db, tx, &s.processes).await?;
     journal(db, tx, &s.journal).await?;
     fire(db, tx, s).await?;
-    set_timers(inbox, tx, s).await?;
+    set_timers(db, consumer_id, tx, s).await?;
+    command::write(db, tx, &s.commands).await?;
+    command::write_batch_items(db, tx, &s.batch_items).await?;
     Ok(())
 }
 
-async fn create(inbox: &PgInbox, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
+async fn create(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
     let new: Vec<&ProcessWrite> = processes.iter().filter(|p| p.expected.is_none()).collect();
     if new.is_empty() {
         return Ok(());
     }
     let created = execute(
-        inbox.db(),
+        db,
         tx,
         CREATE,
         &[
-            &inbox.process_type(),
             &column(&new, |p| p.id),
+            &column(&new, |p| p.process_type.as_str()),
             &column(&new, |p| p.tenant.as_str()),
             &column(&new, |p| p.business_key.as_str()),
             &column(&new, |p| p.state.as_str()),
@@ -151,7 +160,7 @@ async fn create(inbox: &PgInbox, tx: &Transaction<'_>, processes: &[ProcessWrite
             &column(&new, |p| p.data.to_string()),
             &column(&new, |p| p.deadline),
             &column(&new, |p| p.correlation_id.as_deref()),
-            &inbox.db().clock().for_statement(),
+            &db.clock().for_statement(),
         ],
     )
     .await?;
@@ -206,6 +215,8 @@ async fn journal(db: &Db, tx: &Transaction<'_>, entries: &[JournalEntry]) -> Res
             &column(entries, |j| j.message_id.as_deref()),
             &column(entries, |j| j.detail.as_ref().map(ToString::to_string)),
             &db.clock().for_statement(),
+            &column(entries, |j| j.by.as_ref().map(|(actor, _)| actor.as_str())),
+            &column(entries, |j| j.by.as_ref().map(|(_, reason)| reason.as_str())),
         ],
     )
     .await?;
@@ -228,12 +239,12 @@ async fn fire(db: &Db, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop>
     Ok(())
 }
 
-async fn set_timers(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
+async fn set_timers(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
     let (set, cancelled): (Vec<_>, Vec<_>) = s.timers.iter().partition(|t| t.due.is_some());
     if !cancelled.is_empty() {
         let ids = column(&cancelled, |t| t.process_id);
         let names = column(&cancelled, |t| t.name.as_str());
-        execute(inbox.db(), tx, FIRE, &[&ids, &names]).await?;
+        execute(db, tx, FIRE, &[&ids, &names]).await?;
     }
     if set.is_empty() {
         return Ok(());
@@ -247,17 +258,17 @@ async fn set_timers(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Re
         _ => None,
     });
     execute(
-        inbox.db(),
+        db,
         tx,
         SET_TIMERS,
         &[
-            &inbox.consumer_id(),
+            &consumer_id,
             &column(&set, |t| t.process_id),
             &column(&set, |t| t.name.as_str()),
             &column(&set, |t| t.key.as_str()),
             &at,
             &after,
-            &inbox.db().clock().for_statement(),
+            &db.clock().for_statement(),
         ],
     )
     .await?;

@@ -19,6 +19,7 @@ pub struct Migration {
 pub const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "spine", sql: include_str!("../../../migrations/postgres/0001_spine.sql") },
     Migration { version: 2, name: "wal", sql: include_str!("../../../migrations/postgres/0002_wal.sql") },
+    Migration { version: 3, name: "commands", sql: include_str!("../../../migrations/postgres/0003_commands.sql") },
 ];
 
 /// The oldest server the SQL is written for, as `server_version_num`.

@@ -197,7 +197,7 @@ pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement)
 /// in which transactions got hold of their process or key, and are held open for the shortest time.
 pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
     let db = inbox.db();
-    process::write(inbox, tx, s).await?;
+    process::write(db, inbox.consumer_id(), tx, s).await?;
     if !s.versions.is_empty() {
         let keys = column(&s.versions, |(key, _)| key.as_str());
         let versions = column(&s.versions, |(_, version)| *version);

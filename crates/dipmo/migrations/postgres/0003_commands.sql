@@ -1,0 +1,97 @@
+-- Commands to other contexts, sagas that issue them, and batches of sagas.
+
+-- ---------------------------------------------------------------- commands
+
+-- The life of a command as its issuer knows it. The command itself, with its payload, is in the outbox.
+create table dipmo.command (
+    id              uuid primary key,
+    name            text not null,
+    tenant          text not null default '',
+    business_key    text not null,
+    status          text not null,
+    -- The saga that issued it; a command that came from outside is its own saga.
+    process_id      uuid not null,
+    step            text not null default '',
+    destination     text,
+    -- What the receiver must not do twice.
+    idempotency_key text not null,
+    attempts        integer not null default 0,
+    -- While it runs: by then an answer is due.
+    lease_until     timestamptz,
+    requested_at    timestamptz not null default now(),
+    completed_at    timestamptz,
+    result          json,
+    error_code      text,
+    last_error      text,
+    constraint command_status_known check (status in ('PENDING', 'RUNNING', 'SUCCEEDED', 'FAILED', 'TIMED_OUT')),
+    constraint command_ended_has_time
+        check ((status in ('SUCCEEDED', 'FAILED', 'TIMED_OUT')) = (completed_at is not null))
+) with (fillfactor = 70);
+create index command_process on dipmo.command (process_id);
+
+-- Commands that were given up, until an operator sends them again or ends their saga.
+create table dipmo.command_dlq (
+    command_id uuid primary key,
+    parked_at  timestamptz not null default now(),
+    parked_by  text not null,
+    attempts   integer not null,
+    error      text
+);
+
+-- Requests from outside by their idempotency key: the same key again gets the first answer.
+create table dipmo.command_request (
+    tenant          text not null default '',
+    idempotency_key text not null,
+    -- SHA-256 over name and body: another request under the same key is refused.
+    fingerprint     bytea not null,
+    command_id      uuid not null,
+    response        json not null,
+    requested_at    timestamptz not null default now(),
+    primary key (tenant, idempotency_key),
+    constraint command_request_key_fits check (octet_length(idempotency_key) between 1 and 200)
+);
+create index command_request_age on dipmo.command_request using brin (requested_at);
+
+-- ---------------------------------------------------------------- sagas
+
+-- Every version of every definition that was ever used: instances keep to the one they began with.
+create table dipmo.saga_definition (
+    name          text not null,
+    hash          text not null,
+    body          json not null,
+    registered_at timestamptz not null default now(),
+    -- New sagas begin with this one.
+    current       boolean not null,
+    primary key (name, hash)
+);
+create unique index saga_definition_current on dipmo.saga_definition (name) where current;
+
+-- ---------------------------------------------------------------- batches
+
+create table dipmo.batch_run (
+    batch_id      uuid primary key,
+    type          text not null,
+    tenant        text not null default '',
+    scheduled_for date,
+    status        text not null,
+    -- How many items there are; null until the last of them is known.
+    expected      integer,
+    counts        jsonb not null default '{}',
+    created_at    timestamptz not null default now(),
+    completed_at  timestamptz,
+    constraint batch_run_status_known check (status in ('NEW', 'RUNNING', 'PARTIAL', 'SUCCEEDED', 'FAILED'))
+);
+create index batch_run_open on dipmo.batch_run (batch_id) where status in ('NEW', 'RUNNING');
+
+create table dipmo.batch_item (
+    batch_id   uuid not null,
+    item_id    text not null,
+    tenant     text not null default '',
+    status     text not null,
+    last_error text,
+    saga_id    uuid not null,
+    changed_at timestamptz not null default now(),
+    primary key (batch_id, item_id),
+    constraint batch_item_status_known check (status in ('NEW', 'RUNNING', 'SUCCEEDED', 'FAILED', 'TIMED_OUT'))
+) with (fillfactor = 80);
+create index batch_item_status on dipmo.batch_item (batch_id, status);

@@ -1,0 +1,115 @@
+//! Commands to other contexts: the envelope they travel in, their states, and what a process may change
+//! about them.
+//!
+//! A command has one id and one idempotency key for its whole life; each time it is sent it is a new
+//! message. The receiver may get it any number of times and must act on the idempotency key once.
+
+pub mod envelope;
+mod status;
+
+pub use envelope::Envelope;
+pub use status::{CommandEvent, CommandStatus, IllegalCommand};
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+/// What a decision changes about a command; written in the transaction of the decision.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CommandChange {
+    /// It is sent, for the first time or again.
+    Issue(Issue),
+    /// A worker has it; an answer is due within the lease.
+    Run {
+        id: Uuid,
+        lease: Option<Duration>,
+    },
+    End(End),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Issue {
+    pub id: Uuid,
+    pub name: String,
+    pub tenant: String,
+    pub business_key: String,
+    pub process_id: Uuid,
+    pub step: String,
+    /// Where it goes, as text of the outbox; `None` for a saga as a whole.
+    pub destination: Option<String>,
+    pub idempotency_key: String,
+    /// How often it has been sent, this time included.
+    pub attempt: u32,
+    /// An answer is due within this time.
+    pub lease: Option<Duration>,
+}
+
+/// The last word on a command.
+#[derive(Debug, Clone, PartialEq)]
+pub struct End {
+    pub id: Uuid,
+    /// SUCCEEDED, FAILED or TIMED_OUT.
+    pub status: CommandStatus,
+    pub result: Option<Value>,
+    pub error: Option<CommandError>,
+    /// Goes to the dead letters, where an operator can send it again.
+    pub park: bool,
+}
+
+/// Why a command failed, as it travels in the payload of `CommandFailed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandError {
+    pub code: String,
+    pub message: String,
+    /// Whether sending it again may help.
+    #[serde(default)]
+    pub retryable: bool,
+}
+
+impl CommandError {
+    pub fn permanent(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: code.into(), message: message.into(), retryable: false }
+    }
+
+    pub fn retryable(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: code.into(), message: message.into(), retryable: true }
+    }
+}
+
+impl std::fmt::Display for CommandError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+/// How one item of a batch stands, as its saga sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchItemChange {
+    pub batch_id: Uuid,
+    pub item_id: String,
+    pub status: BatchItemStatus,
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BatchItemStatus {
+    New,
+    Running,
+    Succeeded,
+    Failed,
+    TimedOut,
+}
+
+impl BatchItemStatus {
+    pub fn name(self) -> &'static str {
+        match self {
+            BatchItemStatus::New => "NEW",
+            BatchItemStatus::Running => "RUNNING",
+            BatchItemStatus::Succeeded => "SUCCEEDED",
+            BatchItemStatus::Failed => "FAILED",
+            BatchItemStatus::TimedOut => "TIMED_OUT",
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What decisions change about commands and about the items of batches.
+
+use deadpool_postgres::Transaction;
+use uuid::Uuid;
+
+use super::columns::column;
+use super::{Db, execute};
+use crate::command::{BatchItemChange, CommandChange, End, Issue};
+use crate::error::Result;
+
+const ISSUE: &str = "
+-- command.issue
+insert into dipmo.command (id, name, tenant, business_key, status, process_id, step, destination,
+    idempotency_key, attempts, lease_until, requested_at)
+select c.id, c.name, c.tenant, c.business_key, 'PENDING', c.process_id, c.step, c.destination,
+    c.idempotency_key, c.attempts, coalesce($11, now()) + c.lease_ms * interval '1 millisecond', coalesce($11, now())
+from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::text[], $7::text[], $8::text[],
+            $9::integer[], $10::bigint[])
+    as c (id, name, tenant, business_key, process_id, step, destination, idempotency_key, attempts, lease_ms)
+on conflict (id) do update
+    set status = 'PENDING', attempts = excluded.attempts, lease_until = excluded.lease_until,
+        step = excluded.step, destination = excluded.destination, completed_at = null";
+
+const UNPARK: &str = "
+-- command.unpark
+delete from dipmo.command_dlq where command_id = any($1)";
+
+const RUN: &str = "
+-- command.run
+update dipmo.command c
+set status = 'RUNNING', lease_until = coalesce($3, now()) + r.lease_ms * interval '1 millisecond'
+from unnest($1::uuid[], $2::bigint[]) as r (id, lease_ms)
+where c.id = r.id and c.status in ('PENDING', 'RUNNING')";
+
+const END: &str = "
+-- command.end
+update dipmo.command c
+set status = e.status, completed_at = coalesce($6, now()), lease_until = null, result = e.result::json,
+    error_code = coalesce(e.error_code, c.error_code), last_error = coalesce(e.last_error, c.last_error)
+from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
+    as e (id, status, result, error_code, last_error)
+where c.id = e.id";
+
+const PARK: &str = "
+-- command.park
+insert into dipmo.command_dlq (command_id, parked_at, parked_by, attempts, error)
+select c.id, coalesce($2, now()), 'dipmo', c.attempts, c.last_error from dipmo.command c where c.id = any($1)
+on conflict (command_id) do update
+    set parked_at = excluded.parked_at, attempts = excluded.attempts, error = excluded.error";
+
+const BATCH_ITEMS: &str = "
+-- batch.items
+update dipmo.batch_item i
+set status = s.status, last_error = s.error, changed_at = coalesce($5, now())
+from unnest($1::uuid[], $2::text[], $3::text[], $4::text[]) as s (batch_id, item_id, status, error)
+where i.batch_id = s.batch_id and i.item_id = s.item_id";
+
+/// Of several changes to one command in a batch, what was issued comes first and its end last.
+pub(super) async fn write(db: &Db, tx: &Transaction<'_>, changes: &[CommandChange]) -> Result<()> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let (mut issues, mut runs, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+    for change in changes {
+        match change {
+            CommandChange::Issue(issue) => issues.push(issue),
+            CommandChange::Run { id, lease } => runs.push((*id, lease.map(|lease| lease.as_millis() as i64))),
+            CommandChange::End(end) => ends.push(end),
+        }
+    }
+    issue(db, tx, &last_of_each(issues, |issue| issue.id)).await?;
+    run(db, tx, &last_of_each(runs, |(id, _)| *id)).await?;
+    end(db, tx, &last_of_each(ends, |end| end.id)).await
+}
+
+/// One change a command, so that a set statement touches each row once; ordered, so that two nodes wait
+/// for each other instead of deadlocking.
+fn last_of_each<T>(mut changes: Vec<T>, id: impl Fn(&T) -> Uuid) -> Vec<T> {
+    changes.reverse();
+    changes.sort_by_key(&id);
+    changes.dedup_by_key(|change| id(change));
+    changes
+}
+
+async fn issue(db: &Db, tx: &Transaction<'_>, issues: &[&Issue]) -> Result<()> {
+    if issues.is_empty() {
+        return Ok(());
+    }
+    let ids = column(issues, |c| c.id);
+    execute(
+        db,
+        tx,
+        ISSUE,
+        &[
+            &ids,
+            &column(issues, |c| c.name.as_str()),
+            &column(issues, |c| c.tenant.as_str()),
+            &column(issues, |c| c.business_key.as_str()),
+            &column(issues, |c| c.process_id),
+            &column(issues, |c| c.step.as_str()),
+            &column(issues, |c| c.destination.as_deref()),
+            &column(issues, |c| c.idempotency_key.as_str()),
+            &column(issues, |c| c.attempt as i32),
+            &column(issues, |c| c.lease.map(|lease| lease.as_millis() as i64)),
+            &db.clock().for_statement(),
+        ],
+    )
+    .await?;
+    // Only what was sent before can be among the dead letters.
+    let again: Vec<Uuid> = issues.iter().filter(|c| c.attempt > 1).map(|c| c.id).collect();
+    if !again.is_empty() {
+        execute(db, tx, UNPARK, &[&again]).await?;
+    }
+    Ok(())
+}
+
+async fn run(db: &Db, tx: &Transaction<'_>, runs: &[(Uuid, Option<i64>)]) -> Result<()> {
+    if !runs.is_empty() {
+        let (ids, leases) = (column(runs, |(id, _)| *id), column(runs, |(_, lease)| *lease));
+        execute(db, tx, RUN, &[&ids, &leases, &db.clock().for_statement()]).await?;
+    }
+    Ok(())
+}
+
+async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
+    if ends.is_empty() {
+        return Ok(());
+    }
+    let now = db.clock().for_statement();
+    execute(
+        db,
+        tx,
+        END,
+        &[
+            &column(ends, |e| e.id),
+            &column(ends, |e| e.status.name()),
+            &column(ends, |e| e.result.as_ref().map(ToString::to_string)),
+            &column(ends, |e| e.error.as_ref().map(|error| error.code.as_str())),
+            &column(ends, |e| e.error.as_ref().map(|error| error.message.as_str())),
+            &now,
+        ],
+    )
+    .await?;
+    let parked: Vec<Uuid> = ends.iter().filter(|e| e.park).map(|e| e.id).collect();
+    if !parked.is_empty() {
+        execute(db, tx, PARK, &[&parked, &now]).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn write_batch_items(db: &Db, tx: &Transaction<'_>, items: &[BatchItemChange]) -> Result<()> {
+    if items.is_empty() {
+        return Ok(());
+    }
+    let mut last: Vec<&BatchItemChange> = items.iter().rev().collect();
+    last.sort_by_key(|item| (item.batch_id, &item.item_id));
+    last.dedup_by_key(|item| (item.batch_id, &item.item_id));
+    execute(
+        db,
+        tx,
+        BATCH_ITEMS,
+        &[
+            &column(&last, |i| i.batch_id),
+            &column(&last, |i| i.item_id.as_str()),
+            &column(&last, |i| i.status.name()),
+            &column(&last, |i| i.error.as_deref()),
+            &db.clock().for_statement(),
+        ],
+    )
+    .await?;
+    Ok(())
+}
