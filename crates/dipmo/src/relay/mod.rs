@@ -16,6 +16,7 @@ mod leases;
 mod pace;
 mod publish;
 mod ranges;
+mod read_size;
 mod reader;
 mod session;
 mod shard;
@@ -33,6 +34,7 @@ use tracing::warn;
 
 pub use horizon::HorizonOptions;
 pub(crate) use horizon::{Holder, Snapshot};
+pub use internal::{HeldShard, LocalConsumers};
 pub(crate) use ranges::Ranges;
 pub use reader::Reader;
 pub use state::{IllegalTransition, OutboxEvent, OutboxState};
@@ -82,6 +84,8 @@ pub struct RelayOptions {
     pub notify: bool,
     /// Whether this relay serves INTERNAL.
     pub internal: bool,
+    /// Consumers of this process that take INTERNAL from memory; the others get it by their inbox.
+    pub local: Option<Arc<dyn LocalConsumers>>,
     /// What sends to Kafka; without it this relay leaves that lane to others.
     pub kafka: Option<Arc<dyn Publisher>>,
     /// For a row that fails while others pass.
@@ -113,6 +117,7 @@ impl RelayOptions {
             poll_fallback: Duration::from_millis(250),
             notify: true,
             internal: true,
+            local: None,
             kafka: None,
             retry: RetryPolicy::default(),
             probe_after: Duration::from_secs(1),
