@@ -176,6 +176,7 @@ impl Node {
         }
         options.node.clone_from(&self.options.name);
         options.inbox_wake = inbox_wake;
+        options.trace.clone_from(&self.options.trace);
         if let Some(kafka) = &self.options.kafka {
             options.kafka = Some(Arc::new(KafkaPublisher::new(kafka.clone())?));
         }

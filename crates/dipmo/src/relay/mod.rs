@@ -20,6 +20,7 @@ mod read_size;
 mod reader;
 mod session;
 mod shard;
+mod spans;
 mod state;
 mod verify;
 mod wake;
@@ -44,6 +45,7 @@ use crate::error::{Error, Result};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::Db;
 pub use crate::store::postgres::wal::ForeignTable;
+use crate::trace::TraceContext;
 use crate::transport::Publisher;
 use crate::wake::Wake;
 use lane::LaneStep;
@@ -101,6 +103,8 @@ pub struct RelayOptions {
     pub horizon: HorizonOptions,
     /// Outbox tables of another layout that the WAL's reader sends too.
     pub foreign_tables: Vec<ForeignTable>,
+    /// Where spans are exported; without it none are opened.
+    pub trace: Option<Arc<dyn TraceContext>>,
     /// Fired by writers in this process after they committed outbox rows.
     pub outbox_wake: Arc<Notify>,
     /// Fired by the relay when consumers got something from INTERNAL.
@@ -126,6 +130,7 @@ impl RelayOptions {
             tend_every: None,
             horizon: HorizonOptions::default(),
             foreign_tables: Vec::new(),
+            trace: None,
             outbox_wake: Arc::default(),
             inbox_wake: Wake::default(),
         }

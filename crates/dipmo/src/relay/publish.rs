@@ -20,6 +20,7 @@ use super::keys::{Key, OpenKeys};
 use super::lane::{Found, Lane, LaneStep, ReadRow};
 use super::read_size::ReadSize;
 use super::reader::Source;
+use super::spans::PublishSpans;
 use super::state::{OutboxEvent, OutboxState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::relay::Link;
@@ -283,13 +284,16 @@ impl Lane {
         if !self.still_leased() {
             return Err(Error::lease_lost("a lease ended before its rows were sent"));
         }
-        let rows: Vec<Outgoing<'_>> =
+        let mut rows: Vec<Outgoing<'_>> =
             candidates.iter().map(|candidate| candidate.row.outgoing(candidate.transaction)).collect();
+        let spans = PublishSpans::open(self.options.trace.as_ref(), &rows);
+        spans.continue_in(&mut rows);
         let publisher = &self.sender.as_ref().expect("only lanes with a sender publish").publisher;
         let outcomes = publisher.publish(&rows).await;
         if outcomes.len() != rows.len() {
             return Err(Error::new(ErrorKind::Bug, "a publisher tells the outcome of every row"));
         }
+        spans.end(&outcomes);
         Ok(outcomes)
     }
 
