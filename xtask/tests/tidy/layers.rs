@@ -8,19 +8,22 @@ use crate::source::{self, Source, is_word};
 const LIBRARY: &str = "crates/dipmo/src/";
 
 /// Small modules without knowledge of the flow; every module may use them.
-const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "message", "shutdown", "trace", "wake"];
+const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "locate", "message", "shutdown", "span", "trace", "wake"];
 
 /// (module, what it may use through `crate::` beside the leaves), in the order of lib.rs.
 /// Leaves stand here too, so that one that begins to know the flow is seen.
 const MAY_USE: &[(&str, &[&str])] = &[
     // Takes in and hands to the runner: never the relay, never the outbox.
     ("ingress", &["inbox", "consumer", "runner", "store", "transport"]),
-    ("inbox", &["process"]),
+    ("inbox", &["command", "process"]),
     // Where users decide: no store, no transport.
-    ("process", &[]),
+    ("process", &["command"]),
+    // Sagas are data and decide purely: no store, no runner.
+    ("saga", &["command", "process"]),
+    ("command", &[]),
     ("handler", &["process"]),
     ("consumer", &["handler", "process"]),
-    ("runner", &["inbox", "process", "handler", "consumer", "store"]),
+    ("runner", &["command", "inbox", "process", "handler", "consumer", "store"]),
     // Sends what is there: knows no consumer and no process.
     ("relay", &["store", "transport"]),
     ("upkeep", &["store"]),
@@ -29,14 +32,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Puts the loops together; nothing knows it.
     ("node", &["consumer", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
     // Stores what the stages say and drives nothing.
-    ("store", &["inbox", "process", "handler", "consumer", "relay", "transport"]),
+    ("store", &["command", "inbox", "process", "handler", "consumer", "relay", "transport"]),
     ("transport", &[]),
     ("backoff", &[]),
     ("clock", &[]),
     ("error", &[]),
     ("failure", &[]),
+    ("locate", &[]),
     ("message", &[]),
     ("shutdown", &[]),
+    ("span", &[]),
     ("trace", &[]),
     ("wake", &[]),
 ];
