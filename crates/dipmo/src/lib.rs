@@ -25,6 +25,7 @@ pub mod error;
 pub mod failure;
 pub mod message;
 pub mod shutdown;
+mod tls;
 pub mod trace;
 pub mod wake;
 
