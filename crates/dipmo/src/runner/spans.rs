@@ -179,12 +179,3 @@ fn failed(span: &Span, code: &str, message: &str) {
     span.record("otel.status_code", "ERROR");
     span.record("otel.status_description", message);
 }
-/// Only Kafka has partitions, and only INTERNAL is a source of that name.
-fn system(message: &Message) -> &'static str {
-    match (message.partition, message.source.as_str()) {
-        (Some(_), _) => "kafka",
-        (None, "INTERNAL") => "dipmo",
-        (None, _) => "amqp",
-    }
-}
-

@@ -86,7 +86,8 @@ impl AmqpOptions {
     /// `amqp://user:password@host:port`, or `amqps://` for an encrypted connection. What is wrong with it is
     /// told without the URL, which may hold a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let wrong = |why: &str| Error::invalid(format!("the AMQP URL {why}: write amqp://host:port or amqps://host:port"));
+        let wrong =
+            |why: &str| Error::invalid(format!("the AMQP URL {why}: write amqp://host:port or amqps://host:port"));
         let (tls, rest) = match url.split_once("://") {
             Some(("amqp", rest)) => (None, rest),
             Some(("amqps", rest)) => (Some(AmqpTls::default()), rest),
@@ -310,7 +311,9 @@ mod tests {
         assert_eq!((options.user.as_deref(), options.password.as_deref()), (Some("app"), Some("p@ss:w")));
         assert!(!format!("{options:?}").contains("p@ss"));
         assert_eq!(AmqpOptions::from_url("amqp://localhost").unwrap().port, 5672);
-        for wrong in ["localhost:5672", "amqp://", "amqp://s3cret@", "amqp://h:s3cret", "amqp://u:%zz@s3cret", "http://s3cret"] {
+        for wrong in
+            ["localhost:5672", "amqp://", "amqp://s3cret@", "amqp://h:s3cret", "amqp://u:%zz@s3cret", "http://s3cret"]
+        {
             let refusal = AmqpOptions::from_url(wrong).unwrap_err().to_string();
             assert!(refusal.contains("amqp://host:port") && !refusal.contains("s3cret"), "{wrong}: {refusal}");
         }

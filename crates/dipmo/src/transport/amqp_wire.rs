@@ -181,7 +181,8 @@ impl Inlet {
             .credit_mode(CreditMode::Auto(options.credit))
             .attach(&mut connection.session)
             .await;
-        let receiver = attached.map_err(|error| Refusal::new("AMQP_ATTACH", format!("reading queue {queue}: {error}")))?;
+        let receiver =
+            attached.map_err(|error| Refusal::new("AMQP_ATTACH", format!("reading queue {queue}: {error}")))?;
         Ok(Self { connection, receiver })
     }
 
@@ -235,14 +236,16 @@ impl Inlet {
 
 async fn connect(options: &AmqpOptions) -> Result<Box<dyn Stream>, Refusal> {
     let address = format!("{}:{}", options.host, options.port);
-    let unreachable = |error: &dyn fmt::Display| Refusal::new("AMQP_UNREACHABLE", format!("connecting to {address}: {error}"));
+    let unreachable =
+        |error: &dyn fmt::Display| Refusal::new("AMQP_UNREACHABLE", format!("connecting to {address}: {error}"));
     let stream = TcpStream::connect(&address).await.map_err(|error| unreachable(&error))?;
     // Frames are small and answers are waited for.
     stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
     let Some(wanted) = &options.tls else { return Ok(Box::new(stream)) };
     let config = tls::roots(wanted.ca_file.as_deref()).and_then(tls::client_config);
     let config = config.map_err(|error| Refusal::new("AMQP_TLS", error.to_string()))?;
-    let name = ServerName::try_from(options.host.clone()).map_err(|error| Refusal::new("AMQP_TLS", error.to_string()))?;
+    let name =
+        ServerName::try_from(options.host.clone()).map_err(|error| Refusal::new("AMQP_TLS", error.to_string()))?;
     let encrypted = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
     let encrypted = encrypted.map_err(|error| Refusal::new("AMQP_TLS", format!("encrypting to {address}: {error}")))?;
     Ok(Box::new(encrypted))
@@ -294,7 +297,9 @@ fn judge_outcome(answered: Answered) -> Outcome {
                 Outcome::Retry(refusal(&error, "the broker does not take the message now"))
             }
             Some(error) => Outcome::Rejected(refusal(&error, "the broker rejects the message")),
-            None => Outcome::Rejected(Refusal::new("AMQP_REJECTED", "the broker rejects the message and does not say why")),
+            None => {
+                Outcome::Rejected(Refusal::new("AMQP_REJECTED", "the broker rejects the message and does not say why"))
+            }
         },
         _ => Outcome::Retry(Refusal::new("AMQP_RELEASED", "the broker gave the message back")),
     }

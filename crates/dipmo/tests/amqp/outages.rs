@@ -50,9 +50,7 @@ async fn a_broker_killed_under_load_loses_nothing_and_repeats_have_no_effect() {
     reading.stop().await;
     assert_eq!(world.count("dipmo.inbox").await, 1000, "each is stored once, however often it was sent");
     let by_key = world
-        .texts(
-            "select array_agg(convert_from(payload, 'UTF8')::int order by id)::text from dipmo.inbox group by key",
-        )
+        .texts("select array_agg(convert_from(payload, 'UTF8')::int order by id)::text from dipmo.inbox group by key")
         .await;
     for numbers in by_key {
         let numbers: Vec<i32> = numbers.trim_matches(['{', '}']).split(',').map(|n| n.parse().unwrap()).collect();
@@ -90,7 +88,10 @@ async fn an_answer_that_never_comes_is_unknown_and_the_repetition_has_no_effect(
     let reading = Reading::start(&world, &direct, &to).await;
     until(&world, "dipmo.inbox", 4).await;
     reading.stop().await;
-    assert_eq!(world.texts("select convert_from(payload, 'UTF8') from dipmo.inbox order by id").await, ["0", "1", "2", "3"]);
+    assert_eq!(
+        world.texts("select convert_from(payload, 'UTF8') from dipmo.inbox order by id").await,
+        ["0", "1", "2", "3"]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
