@@ -49,6 +49,16 @@ impl Failure {
         Self::transient("PANIC", "user code panicked: the log has the message")
     }
 
+    /// What happened, in words, without its kind.
+    pub fn text(&self) -> &str {
+        match self {
+            Failure::Transient { message, .. }
+            | Failure::Permanent { message, .. }
+            | Failure::Undecodable { message, .. } => message,
+            Failure::Stale { reason } => reason,
+        }
+    }
+
     pub fn stale(reason: impl Into<String>) -> Self {
         Self::Stale { reason: reason.into() }
     }

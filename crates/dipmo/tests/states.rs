@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use dipmo::command::{CommandEvent, CommandStatus};
 use dipmo::inbox::{InboxEvent, InboxState};
 use dipmo::process::{Status, StatusEvent};
 use dipmo::relay::{OutboxEvent, OutboxState};
@@ -44,6 +45,12 @@ fn document() -> String {
         &table("Processes", (&Status::ALL, Status::name), (&StatusEvent::ALL, StatusEvent::name), |state, event| {
             state.next(event).ok()
         });
+    text += &table(
+        "Commands",
+        (&CommandStatus::ALL, CommandStatus::name),
+        (&CommandEvent::ALL, CommandEvent::name),
+        |state, event| state.next(event).ok(),
+    );
     text
 }
 

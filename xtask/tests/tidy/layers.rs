@@ -15,21 +15,23 @@ const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "message", "sh
 const MAY_USE: &[(&str, &[&str])] = &[
     // Takes in and hands to the runner: never the relay, never the outbox.
     ("ingress", &["inbox", "consumer", "runner", "store", "transport"]),
-    ("inbox", &["process"]),
+    ("inbox", &["command", "process"]),
     // Where users decide: no store, no transport.
-    ("process", &[]),
+    ("process", &["command"]),
+    // What a command is; who sends and who handles it is decided elsewhere.
+    ("command", &[]),
     ("handler", &["process"]),
     ("consumer", &["handler", "process"]),
-    ("runner", &["inbox", "process", "handler", "consumer", "store"]),
+    ("runner", &["command", "inbox", "process", "handler", "consumer", "store"]),
     // Sends what is there: knows no consumer and no process.
     ("relay", &["store", "transport"]),
     ("upkeep", &["store"]),
     // Sees stores and states, and nothing sees it.
-    ("operator", &["inbox", "process", "relay", "store", "upkeep"]),
+    ("operator", &["inbox", "process", "relay", "runner", "store", "upkeep"]),
     // Puts the loops together; nothing knows it.
     ("node", &["consumer", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
     // Stores what the stages say and drives nothing.
-    ("store", &["inbox", "process", "handler", "consumer", "relay", "transport"]),
+    ("store", &["command", "inbox", "process", "handler", "consumer", "relay", "transport"]),
     ("transport", &[]),
     ("backoff", &[]),
     ("clock", &[]),

@@ -99,3 +99,56 @@ create table dipmo.batch_item (
     constraint batch_item_status_known check (status in ('NEW', 'RUNNING', 'SUCCEEDED', 'FAILED', 'TIMED_OUT'))
 ) with (fillfactor = 80);
 create index batch_item_status on dipmo.batch_item (batch_id, status);
+
+-- ---------------------------------------------------------------- journeys
+
+create index process_correlation on dipmo.process (correlation_id);
+
+-- The first id at or after a time, found by halving the id range of its day: ids grow with time, so a
+-- journey can be read without an index on the correlation id, which every message would pay for.
+create function dipmo.inbox_id_at(wanted timestamptz) returns bigint
+    language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    low    bigint := dipmo.day_base((wanted at time zone 'utc')::date);
+    high   bigint := dipmo.day_base((wanted at time zone 'utc')::date + 1);
+    middle bigint;
+    found_id bigint;
+    found_at timestamptz;
+begin
+    while low < high loop
+        middle := low + (high - low) / 2;
+        select i.id, i.received_at into found_id, found_at
+        from dipmo.inbox i where i.id >= middle and i.id < high order by i.id limit 1;
+        if found_id is null or found_at >= wanted then
+            high := middle;
+        else
+            low := found_id + 1;
+        end if;
+    end loop;
+    return low;
+end $$;
+
+create function dipmo.outbox_id_at(wanted timestamptz) returns bigint
+    language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    low    bigint := dipmo.day_base((wanted at time zone 'utc')::date);
+    high   bigint := dipmo.day_base((wanted at time zone 'utc')::date + 1);
+    middle bigint;
+    found_id bigint;
+    found_at timestamptz;
+begin
+    while low < high loop
+        middle := low + (high - low) / 2;
+        select o.id, o.created_at into found_id, found_at
+        from dipmo.relay_shard s, lateral (
+            select id, created_at from dipmo.outbox
+            where shard = s.shard and id >= middle and id < high order by id limit 1) o
+        order by o.id limit 1;
+        if found_id is null or found_at >= wanted then
+            high := middle;
+        else
+            low := found_id + 1;
+        end if;
+    end loop;
+    return low;
+end $$;

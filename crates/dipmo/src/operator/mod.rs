@@ -10,10 +10,12 @@ pub mod commands;
 pub mod doctor;
 mod doctor_readers;
 pub mod inbox;
+pub mod journey;
 pub mod keys;
 pub mod outbox;
 pub mod processes;
 pub mod relay;
+pub mod sagas;
 mod status;
 
 pub use status::{Status, status};

@@ -1,0 +1,117 @@
+//! Operator statements on journeys: everything that carries one correlation id.
+
+use deadpool_postgres::Transaction;
+use serde_json::Value;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{Db, query};
+use crate::error::Result;
+
+/// A process that takes part.
+#[derive(Debug, Clone)]
+pub(crate) struct Traveller {
+    pub(crate) id: Uuid,
+    pub(crate) created_at: OffsetDateTime,
+    pub(crate) updated_at: OffsetDateTime,
+    pub(crate) open: bool,
+}
+
+/// One thing that happened, as its table tells it.
+#[derive(Debug, Clone)]
+pub(crate) struct Happening {
+    pub(crate) at: OffsetDateTime,
+    pub(crate) place: &'static str,
+    pub(crate) reference: String,
+    pub(crate) what: String,
+    pub(crate) detail: Value,
+}
+
+const TRAVELLERS: &str = "
+-- operator.journey_travellers
+select id, created_at, updated_at, status in ('NEW', 'RUNNING', 'COMPENSATING', 'PAUSED')
+from dipmo.process where id = $2
+union
+select id, created_at, updated_at, status in ('NEW', 'RUNNING', 'COMPENSATING', 'PAUSED')
+from dipmo.process where correlation_id = $1
+limit 100";
+
+const INBOX: &str = "
+-- operator.journey_inbox
+select s.received_at, s.id::text, s.consumer || ' received ' || coalesce(s.event_type, 'a message') || ' by ' || s.topic,
+    jsonb_strip_nulls(jsonb_build_object('state', s.state, 'attempts', s.attempts, 'message_id', s.message_id,
+        'key', s.key, 'reason', s.reason, 'error', s.error_message))
+from dipmo.inbox_status s
+where s.id >= dipmo.inbox_id_at($2) and s.id < dipmo.inbox_id_at($3) and s.correlation_id = $1
+order by s.id limit $4";
+
+const OUTBOX: &str = "
+-- operator.journey_outbox
+select s.created_at, s.id::text, coalesce(s.headers ->> 'name', s.aggregate_type) || ' ' || s.event_type || ' to ' || s.destination,
+    jsonb_strip_nulls(jsonb_build_object('state', s.state, 'message_id', s.message_id, 'key', s.key,
+        'published_at', s.published_at, 'attempts', nullif(s.attempts, 0), 'error', s.error_message))
+from dipmo.relay_shard r
+join dipmo.outbox_status s on s.shard = r.shard
+where s.id >= dipmo.outbox_id_at($2) and s.id < dipmo.outbox_id_at($3) and s.correlation_id = $1
+order by s.id limit $4";
+
+const JOURNAL: &str = "
+-- operator.journey_journal
+select j.at, j.process_id::text,
+    p.type || ' ' || coalesce(j.from_state || ' -> ', '') || j.to_state || ' (' || j.status || ')',
+    jsonb_strip_nulls(jsonb_build_object('kind', j.kind, 'version', j.version, 'message_id', j.message_id,
+        'detail', j.detail::jsonb, 'actor', j.actor, 'reason', j.reason))
+from dipmo.journal j join dipmo.process p on p.id = j.process_id
+where j.process_id = any($1)
+order by j.id limit $2";
+
+const COMMANDS: &str = "
+-- operator.journey_commands
+select c.requested_at, c.id::text, 'command ' || c.name || coalesce(' of ' || nullif(c.step, ''), '') || ' is ' || c.status,
+    jsonb_strip_nulls(jsonb_build_object('attempts', c.attempts, 'idempotency_key', c.idempotency_key,
+        'completed_at', c.completed_at, 'error', c.last_error, 'parked_at', d.parked_at))
+from dipmo.command c left join dipmo.command_dlq d on d.command_id = c.id
+where c.process_id = any($1)
+order by c.requested_at limit $2";
+
+pub(crate) async fn travellers(db: &Db, tx: &Transaction<'_>, correlation: &str) -> Result<Vec<Traveller>> {
+    let id = Uuid::parse_str(correlation).ok();
+    let rows = query(db, tx, TRAVELLERS, &[&correlation, &id]).await?;
+    let traveller = |r: &tokio_postgres::Row| Traveller {
+        id: r.get(0),
+        created_at: r.get(1),
+        updated_at: r.get(2),
+        open: r.get(3),
+    };
+    Ok(rows.iter().map(traveller).collect())
+}
+
+/// Messages received and sent with this correlation id within the span.
+pub(crate) async fn messages(
+    db: &Db,
+    tx: &Transaction<'_>,
+    correlation: &str,
+    (from, to): (OffsetDateTime, OffsetDateTime),
+    limit: i64,
+) -> Result<Vec<Happening>> {
+    let mut found = Vec::new();
+    for (place, statement) in [("inbox", INBOX), ("outbox", OUTBOX)] {
+        let rows = query(db, tx, statement, &[&correlation, &from, &to, &limit]).await?;
+        found.extend(rows.iter().map(|row| happening(place, row)));
+    }
+    Ok(found)
+}
+
+/// What the processes decided and which commands they issued.
+pub(crate) async fn decisions(db: &Db, tx: &Transaction<'_>, ids: &[Uuid], limit: i64) -> Result<Vec<Happening>> {
+    let mut found = Vec::new();
+    for (place, statement) in [("process", JOURNAL), ("command", COMMANDS)] {
+        let rows = query(db, tx, statement, &[&ids, &limit]).await?;
+        found.extend(rows.iter().map(|row| happening(place, row)));
+    }
+    Ok(found)
+}
+
+fn happening(place: &'static str, row: &tokio_postgres::Row) -> Happening {
+    Happening { at: row.get(0), place, reference: row.get(1), what: row.get(2), detail: row.get(3) }
+}
