@@ -4,6 +4,7 @@ mod claim;
 mod columns;
 mod command;
 pub(crate) mod command_accept;
+pub mod definitions;
 pub mod inbox;
 mod lease;
 pub(crate) mod operator;
