@@ -135,7 +135,7 @@ async fn the_envelope_is_handed_over_field_by_field() {
         .texts(
             "select concat_ws('|', source, message_id, topic, key, tenant, aggregate_id, aggregate_version, event_type,
                  event_version, correlation_id, causation_id, traceparent, headers, convert_from(payload, 'UTF8'),
-                 partition_no is null and offset_no is null and event_time is not null)
+                 (partition_no, offset_no) = (select o.shard, o.id from dipmo.outbox o) and event_time is not null)
              from dipmo.inbox",
         )
         .await;

@@ -29,7 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Sees stores and states, and nothing sees it.
     ("operator", &["command", "inbox", "process", "relay", "runner", "store", "upkeep"]),
     // Puts the loops together; nothing knows it.
-    ("node", &["consumer", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
+    ("node", &["consumer", "inbox", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
     // Stores what the stages say and drives nothing.
     ("store", &["command", "inbox", "process", "handler", "consumer", "relay", "transport"]),
     ("transport", &[]),

@@ -281,6 +281,8 @@ create table dipmo.relay_shard (
     epoch       bigint not null default 0,
     owner       text,
     until       timestamptz,
+    -- How often it changed hands since anything was settled for it: see dipmo.lease.
+    stalled     integer not null default 0,
     changed_at  timestamptz not null default now()
 ) with (fillfactor = 20);
 insert into dipmo.relay_shard (shard, lane)

@@ -3,6 +3,7 @@
 mod settlement;
 mod state;
 
+pub(crate) use settlement::RELAY_SCOPE;
 pub use settlement::{
     Arrival, Disposition, Fault, Fence, FiredTimer, Held, JournalEntry, Park, ProcessWrite, Settled, Settlement,
     Stored, TimerWrite,

@@ -25,6 +25,9 @@ pub struct Held {
     pub epoch: i64,
 }
 
+/// The scope of the outbox's own shards, whose leases are the relay's.
+pub(crate) const RELAY_SCOPE: &str = "relay";
+
 /// The buckets that a settlement relies on.
 pub type Fence = Vec<Held>;
 

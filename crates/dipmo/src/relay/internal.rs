@@ -1,30 +1,118 @@
-//! The INTERNAL lane: hands rows to consumers in the same database, exactly once, because the hand-over
-//! and the cursor are one transaction.
+//! The INTERNAL lane: hands rows to consumers in the same database.
+//!
+//! Promise: each consumer that is subscribed handles each message once, in order within a key.
+//! A consumer that runs in this process may handle them from memory: its own transaction dedupes them, and
+//! the cursor moves after it. For all others the hand-over into their inbox and the cursor are one transaction.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use async_trait::async_trait;
+use futures_util::future::try_join_all;
 use metrics::counter;
+use tracing::warn;
 
 use super::horizon::View;
 use super::lane::{Found, Lane, LaneStep, ReadRow};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
+use crate::message::Message;
 use crate::store::postgres::relay::Link;
+use crate::store::postgres::relay_internal::{Subscriber, Subscriptions};
+use crate::store::postgres::relay_out::OutRow;
 use crate::store::postgres::relay_rows::{Cursors, IdRow, LateRanges};
+
+/// A shard changed hands this often without a commit: something in it may kill the process, so its rows go
+/// through the table, where attempts are counted.
+const STALLED: i32 = 2;
+
+/// A shard that the relay holds: whoever writes for it does so under this epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldShard {
+    pub shard: i16,
+    pub epoch: i64,
+}
+
+/// The consumers of this process that take messages of INTERNAL from memory.
+#[async_trait]
+pub trait LocalConsumers: std::fmt::Debug + Send + Sync {
+    fn takes(&self, consumer: &str) -> bool;
+
+    /// Handles the messages in order within each key and settles them. After an error nothing is known,
+    /// and they are offered again.
+    async fn handle(&self, consumer: &str, held: &[HeldShard], messages: Vec<Message>) -> Result<()>;
+}
 
 impl Lane {
     pub(super) async fn hand_over(&mut self, view: &View) -> Result<LaneStep> {
-        let found: Found<IdRow> = self.read(view, self.options.batch_rows, false).await?;
+        match self.options.local {
+            None => {
+                let found: Found<IdRow> = self.read(view, self.options.batch_rows, false).await?;
+                self.store(view, found, &HashSet::new()).await
+            }
+            Some(_) => self.handle_or_store(view).await,
+        }
+    }
+
+    /// Consumers of this process first, then the inboxes of the others.
+    async fn handle_or_store(&mut self, view: &View) -> Result<LaneStep> {
+        let found: Found<OutRow> = self.read(view, self.local_reads.rows(), false).await?;
+        self.local_reads.adapt(&found.fresh, self.shards.len(), self.options.batch_rows);
+        let handled = if found.late.is_empty() && found.fresh.is_empty() {
+            HashSet::new()
+        } else {
+            self.handle_local(&found).await?
+        };
+        self.store(view, found.map(IdRow::of), &handled).await
+    }
+
+    /// Returns the consumers that have got theirs.
+    async fn handle_local(&self, found: &Found<OutRow>) -> Result<HashSet<i32>> {
+        let Some(local) = &self.options.local else { return Ok(HashSet::new()) };
+        let stalled = |shard: &i16| self.shards.get(shard).is_none_or(|own| own.stalled() >= STALLED);
+        let rows: Vec<&OutRow> = found.late.iter().chain(&found.fresh).collect();
+        let shards: HashSet<i16> = rows.iter().map(|row| row.place().0).collect();
+        if shards.iter().any(stalled) || !self.still_leased() {
+            return Ok(HashSet::new());
+        }
+        let subscriptions = self.link.read_subscriptions().await?;
+        let mut by_consumer = messages(&subscriptions, &rows, |consumer| local.takes(&consumer.name));
+        // What waits in the table must not be overtaken.
+        let free = self.link.without_backlog(&by_consumer.keys().copied().collect::<Vec<i32>>()).await?;
+        by_consumer.retain(|id, _| free.contains(id));
+        let held: Vec<HeldShard> = shards
+            .iter()
+            .filter_map(|shard| Some(HeldShard { shard: *shard, epoch: self.shards.get(shard)?.epoch() }))
+            .collect();
+        let handle = async |(id, (name, messages)): (i32, (String, Vec<Message>))| match local
+            .handle(&name, &held, messages)
+            .await
+        {
+            Ok(()) => Ok(Some(id)),
+            Err(error) if error.kind() == ErrorKind::Conflict => {
+                warn!(consumer = name, %error, "INTERNAL goes through the inbox this time");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        };
+        let done = try_join_all(by_consumer.into_iter().map(handle)).await?;
+        Ok(done.into_iter().flatten().collect())
+    }
+
+    /// Moves the cursors, and stores what the other consumers are to get.
+    async fn store(&mut self, view: &View, found: Found<IdRow>, handled: &HashSet<i32>) -> Result<LaneStep> {
         let sent = found.late.len() + found.fresh.len();
-        let step = LaneStep { sent, more: found.more, ..LaneStep::default() };
+        // What was handled here has sent something on, as a rule.
+        let step = LaneStep { sent, more: found.more || !handled.is_empty(), ..LaneStep::default() };
         let logs = self.advance(view, &found.places());
         if sent == 0 {
             return Ok(step);
         }
         let subscriptions = self.link.read_subscriptions().await?;
+        let mut rows: Vec<IdRow> = found.late.into_iter().chain(found.fresh).collect();
         self.link.begin().await?;
         // First the fence: from here on nobody can take these shards until the hand-over has committed.
         let moved = self.settle(&logs, &[]).await?;
-        let mut rows: Vec<IdRow> = found.late.into_iter().chain(found.fresh).collect();
         rows.retain(|row| moved.contains(&row.shard));
-        let handed = self.link.hand_over(&subscriptions.deliveries(&rows)).await?;
+        let handed = self.link.hand_over(&subscriptions.deliveries(&rows, handled)).await?;
         self.link.commit().await?;
         counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
         if handed > 0 {
@@ -32,6 +120,26 @@ impl Lane {
         }
         Ok(step)
     }
+}
+
+/// What each consumer that is wanted gets, in the order of the rows.
+fn messages(
+    subscriptions: &Subscriptions,
+    rows: &[&OutRow],
+    wanted: impl Fn(&Subscriber) -> bool,
+) -> BTreeMap<i32, (String, Vec<Message>)> {
+    let mut wants: HashMap<i32, bool> = HashMap::new();
+    let mut by_consumer: BTreeMap<i32, (String, Vec<Message>)> = BTreeMap::new();
+    for row in rows {
+        for consumer in subscriptions.takers(&IdRow::of(row)) {
+            if *wants.entry(consumer.id).or_insert_with(|| wanted(consumer)) {
+                let (_, messages) =
+                    by_consumer.entry(consumer.id).or_insert_with(|| (consumer.name.clone(), Vec::new()));
+                messages.push(row.message());
+            }
+        }
+    }
+    by_consumer
 }
 
 impl ReadRow for IdRow {

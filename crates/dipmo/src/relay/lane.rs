@@ -16,6 +16,7 @@ use super::RelayOptions;
 use super::horizon::{Snapshot, View};
 use super::leases::{LANE_SHARDS, Leases};
 use super::publish::Sender;
+use super::read_size::ReadSize;
 use super::reader::{Source, Turn};
 use super::shard::Shard;
 use crate::error::Result;
@@ -34,6 +35,8 @@ pub(crate) struct Lane {
     pub(super) shards: BTreeMap<i16, Shard>,
     /// What sends, unless the lane hands over inside the database.
     pub(super) sender: Option<Sender>,
+    /// For INTERNAL with consumers in this process.
+    pub(super) local_reads: ReadSize,
     pub(super) source: Source,
     /// When the server last refused the reader that is wanted, and why.
     pub(super) refused: Option<(Instant, String)>,
@@ -112,9 +115,14 @@ impl<R: ReadRow> Found<R> {
 
     /// The same with only the places of the rows, for when the rows themselves move on.
     pub(super) fn places(&self) -> Found<(i16, i64)> {
+        self.map(R::place)
+    }
+
+    /// The same with something else for each row.
+    pub(super) fn map<T>(&self, value: impl Fn(&R) -> T) -> Found<T> {
         Found {
-            late: self.late.iter().map(R::place).collect(),
-            fresh: self.fresh.iter().map(R::place).collect(),
+            late: self.late.iter().map(&value).collect(),
+            fresh: self.fresh.iter().map(&value).collect(),
             late_complete: self.late_complete,
             snapshot: self.snapshot.clone(),
             from: self.from.clone(),
@@ -135,7 +143,8 @@ impl Lane {
         let link = Link::open(db, &format!("relay {name}")).await?;
         let (shards, source, unlogged) = (BTreeMap::new(), Source::Table, Vec::new());
         let flushed = Instant::now();
-        Ok(Self { name, link, options, shards, sender, source, refused: None, unlogged, leases, flushed })
+        let local_reads = ReadSize::default();
+        Ok(Self { name, link, options, shards, sender, local_reads, source, refused: None, unlogged, leases, flushed })
     }
 
     pub(crate) fn name(&self) -> &'static str {

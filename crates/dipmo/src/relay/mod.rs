@@ -16,9 +16,11 @@ mod leases;
 mod pace;
 mod publish;
 mod ranges;
+mod read_size;
 mod reader;
 mod session;
 mod shard;
+mod spans;
 mod state;
 mod verify;
 mod wake;
@@ -33,6 +35,7 @@ use tracing::warn;
 
 pub use horizon::HorizonOptions;
 pub(crate) use horizon::{Holder, Snapshot};
+pub use internal::{HeldShard, LocalConsumers};
 pub(crate) use ranges::Ranges;
 pub use reader::Reader;
 pub use state::{IllegalTransition, OutboxEvent, OutboxState};
@@ -42,6 +45,7 @@ use crate::error::{Error, Result};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::Db;
 pub use crate::store::postgres::wal::ForeignTable;
+use crate::trace::TraceContext;
 use crate::transport::Publisher;
 use crate::wake::Wake;
 use lane::LaneStep;
@@ -82,6 +86,8 @@ pub struct RelayOptions {
     pub notify: bool,
     /// Whether this relay serves INTERNAL.
     pub internal: bool,
+    /// Consumers of this process that take INTERNAL from memory; the others get it by their inbox.
+    pub local: Option<Arc<dyn LocalConsumers>>,
     /// What sends to Kafka; without it this relay leaves that lane to others.
     pub kafka: Option<Arc<dyn Publisher>>,
     /// For a row that fails while others pass.
@@ -97,6 +103,8 @@ pub struct RelayOptions {
     pub horizon: HorizonOptions,
     /// Outbox tables of another layout that the WAL's reader sends too.
     pub foreign_tables: Vec<ForeignTable>,
+    /// Where spans are exported; without it none are opened.
+    pub trace: Option<Arc<dyn TraceContext>>,
     /// Fired by writers in this process after they committed outbox rows.
     pub outbox_wake: Arc<Notify>,
     /// Fired by the relay when consumers got something from INTERNAL.
@@ -113,6 +121,7 @@ impl RelayOptions {
             poll_fallback: Duration::from_millis(250),
             notify: true,
             internal: true,
+            local: None,
             kafka: None,
             retry: RetryPolicy::default(),
             probe_after: Duration::from_secs(1),
@@ -121,6 +130,7 @@ impl RelayOptions {
             tend_every: None,
             horizon: HorizonOptions::default(),
             foreign_tables: Vec::new(),
+            trace: None,
             outbox_wake: Arc::default(),
             inbox_wake: Wake::default(),
         }

@@ -18,7 +18,9 @@ use super::breaker::Breaker;
 use super::horizon::View;
 use super::keys::{Key, OpenKeys};
 use super::lane::{Found, Lane, LaneStep, ReadRow};
+use super::read_size::ReadSize;
 use super::reader::Source;
+use super::spans::PublishSpans;
 use super::state::{OutboxEvent, OutboxState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::relay::Link;
@@ -28,10 +30,6 @@ use crate::transport::{Outcome, Outgoing, Publisher, Refusal};
 
 /// More failures than this at once are the destination's trouble, not the rows': nothing is marked.
 const EXCEPTIONS_MAX: usize = 1_000;
-/// What one read may bring into memory, about.
-const READ_BYTES_MAX: usize = 1536 * 1024;
-/// The first read of a lane; reads double from here while rows stay small.
-const READ_ROWS_FIRST: usize = 64;
 
 /// The broker side of a lane.
 pub(crate) struct Sender {
@@ -39,8 +37,7 @@ pub(crate) struct Sender {
     breaker: Breaker,
     pub(super) keys: OpenKeys,
     keys_read: Option<Instant>,
-    /// Rows of a shard that the next read takes.
-    read_rows: usize,
+    read_size: ReadSize,
     /// Read while the rows before were being sent.
     ahead: Option<Found<OutRow>>,
 }
@@ -124,7 +121,7 @@ impl Sender {
             breaker: Breaker::new(options.probe_after, options.probe_after_max),
             keys: OpenKeys::default(),
             keys_read: None,
-            read_rows: READ_ROWS_FIRST,
+            read_size: ReadSize::default(),
             ahead: None,
         }
     }
@@ -136,13 +133,6 @@ impl Sender {
 
     fn keys_stale(&self, refresh: Duration) -> bool {
         self.keys_read.is_none_or(|at| at.elapsed() >= refresh)
-    }
-
-    fn adapt(&mut self, rows: &[OutRow], shards: usize, batch_rows: usize) {
-        let bytes: usize = rows.iter().map(OutRow::size).sum();
-        let Some(mean) = bytes.checked_div(rows.len()) else { return };
-        let fits = READ_BYTES_MAX / (mean.max(1) * shards.max(1));
-        self.read_rows = (self.read_rows * 2).min(batch_rows).min(fits).max(1);
     }
 }
 
@@ -163,7 +153,7 @@ impl Lane {
             self.offer(&mut delivery, Candidate::new(row, 0));
         }
         let mut step = LaneStep { more: places.more, ..LaneStep::default() };
-        let limit = self.sender().read_rows;
+        let limit = self.sender().read_size.rows();
         let (sent, ahead) = tokio::join!(self.send(&delivery.candidates), self.read_ahead(view, &places, limit));
         let Some(outcomes) = self.delivered(&delivery, sent?, &mut step) else { return Ok(step) };
         self.sender().ahead = ahead?;
@@ -276,14 +266,14 @@ impl Lane {
         if full {
             warn!(lane = self.name, "too many keys are parked: new rows wait until some are settled");
         }
-        let limit = self.sender().read_rows;
+        let limit = self.sender().read_size.rows();
         let ahead = self.sender().ahead.take();
         let found = match ahead.filter(|ahead| !full && self.fits(ahead)) {
             Some(found) => found,
             None => self.read(view, limit, full).await?,
         };
         let (shards, batch_rows) = (self.shards.len(), self.options.batch_rows);
-        self.sender().adapt(&found.fresh, shards, batch_rows);
+        self.sender().read_size.adapt(&found.fresh, shards, batch_rows);
         Ok(found)
     }
 
@@ -294,13 +284,16 @@ impl Lane {
         if !self.still_leased() {
             return Err(Error::lease_lost("a lease ended before its rows were sent"));
         }
-        let rows: Vec<Outgoing<'_>> =
+        let mut rows: Vec<Outgoing<'_>> =
             candidates.iter().map(|candidate| candidate.row.outgoing(candidate.transaction)).collect();
+        let spans = PublishSpans::open(self.options.trace.as_ref(), &rows);
+        spans.continue_in(&mut rows);
         let publisher = &self.sender.as_ref().expect("only lanes with a sender publish").publisher;
         let outcomes = publisher.publish(&rows).await;
         if outcomes.len() != rows.len() {
             return Err(Error::new(ErrorKind::Bug, "a publisher tells the outcome of every row"));
         }
+        spans.end(&outcomes);
         Ok(outcomes)
     }
 

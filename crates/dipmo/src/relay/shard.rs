@@ -17,6 +17,7 @@ pub(crate) struct Shard {
     recheck: bool,
     stored_cursor: i64,
     stored_gaps: bool,
+    stalled: i32,
 }
 
 impl Shard {
@@ -30,6 +31,7 @@ impl Shard {
             recheck: false,
             stored_cursor: taken.cursor,
             stored_gaps: true,
+            stalled: taken.stalled,
         }
     }
 
@@ -39,6 +41,11 @@ impl Shard {
 
     pub(crate) fn epoch(&self) -> i64 {
         self.epoch
+    }
+
+    /// How often it was taken since anything was last settled for it.
+    pub(crate) fn stalled(&self) -> i32 {
+        self.stalled
     }
 
     pub(crate) fn cursor(&self) -> i64 {
@@ -148,6 +155,7 @@ impl Shard {
     }
 
     pub(crate) fn stored(&mut self) {
+        self.stalled = 0;
         self.stored_cursor = self.cursor;
         self.stored_gaps = true;
     }

@@ -11,7 +11,7 @@ use super::Report;
 use super::dlq::dead_letter;
 use crate::consumer::{Consumer, DeadPolicy, Mode, VersionPolicy};
 use crate::inbox::{
-    Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, Settlement, Stored, TimerWrite,
+    Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, RELAY_SCOPE, Settlement, Stored, TimerWrite,
 };
 use crate::message::Message;
 use crate::process::{Address, Decision, Failure, Input, Instance, Process, Stage};
@@ -187,6 +187,9 @@ pub(super) fn covers(fence: &Fence, deliveries: &[Delivery]) -> bool {
 
 fn relies(delivery: &Delivery, held: &Held) -> bool {
     match delivery {
+        Delivery::Fresh { message, .. } if held.scope == RELAY_SCOPE => {
+            message.source == "INTERNAL" && message.partition == Some(held.bucket)
+        }
         Delivery::Fresh { message, .. } => {
             message.partition == Some(held.bucket)
                 && held.scope.strip_suffix(message.topic.as_str()).is_some_and(|rest| rest.ends_with(':'))

@@ -148,7 +148,7 @@ fn message_span(consumer: &str, message: &Message) -> Span {
         otel.status_code = field::Empty,
         otel.status_description = field::Empty,
         error.type = field::Empty,
-        messaging.system = if message.partition.is_some() { "kafka" } else { "dipmo" },
+        messaging.system = system(message),
         messaging.operation.type = "process",
         messaging.destination.name = message.topic,
         messaging.message.id = message.message_id,
@@ -157,6 +157,14 @@ fn message_span(consumer: &str, message: &Message) -> Span {
         attempt = message.attempt,
         outcome = field::Empty,
     )
+}
+
+fn system(message: &Message) -> &'static str {
+    match message.partition {
+        _ if message.source == "INTERNAL" => "dipmo",
+        Some(_) => "kafka",
+        None => "amqp",
+    }
 }
 
 fn record(span: &Span, disposition: &Disposition) {

@@ -66,6 +66,11 @@ impl Worker {
         Ok(Self::with(Runner::new(store, consumer, clock), owner, wake))
     }
 
+    /// What handles the messages.
+    pub fn runner(&self) -> &Runner {
+        &self.runner
+    }
+
     /// A worker over any store.
     pub fn with(runner: Runner, owner: String, wake: &Wake) -> Self {
         let batch = FIRST_BATCH_MAX.min(runner.consumer().batch_max);

@@ -1,6 +1,7 @@
 //! Hands rows of the outbox to consumers in the same database, in the transaction that moves the cursor.
 //!
-//! Promise: each consumer that is subscribed gets each message once. Payloads never leave the server.
+//! Promise: each consumer that is subscribed gets each message once. Payloads of what is stored so never
+//! leave the server.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,6 +20,11 @@ from dipmo.subscription s
 join dipmo.consumer c on c.id = s.consumer_id
 order by c.id";
 
+const WITHOUT_BACKLOG: &str = "
+-- relay.without_backlog
+select c from unnest($1::integer[]) c
+where not exists (select 1 from dipmo.inbox_work w where w.consumer_id = c and w.state = 'RECEIVED')";
+
 const REMEMBER: &str = "
 -- relay.remember
 insert into dipmo.inbox_dedupe (key, seen_at)
@@ -30,10 +36,10 @@ returning key";
 const HAND_OVER: &str = "
 -- relay.hand_over
 with stored as (
-    insert into dipmo.inbox (consumer_id, source, message_id, topic, key, tenant, aggregate_id, aggregate_version,
-                             event_type, event_version, correlation_id, causation_id, traceparent, headers, payload,
+    insert into dipmo.inbox (consumer_id, source, message_id, topic, partition_no, offset_no, key, tenant, aggregate_id,
+                             aggregate_version, event_type, event_version, correlation_id, causation_id, traceparent, headers, payload,
                              event_time, received_at)
-    select g.consumer_id, 'INTERNAL', o.message_id::text, o.destination, o.key, o.tenant, o.aggregate_id,
+    select g.consumer_id, 'INTERNAL', o.message_id::text, o.destination, o.shard, o.id, o.key, o.tenant, o.aggregate_id,
            o.aggregate_version, o.event_type, o.event_version, o.correlation_id, o.causation_id, o.traceparent,
            o.headers, o.payload, o.occurred_at, coalesce($4, now())
     from unnest($1::smallint[], $2::bigint[], $3::integer[]) with ordinality as g (shard, id, consumer_id, n)
@@ -57,9 +63,9 @@ pub(crate) struct Subscriptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Subscriber {
-    id: i32,
-    name: String,
+pub(crate) struct Subscriber {
+    pub(crate) id: i32,
+    pub(crate) name: String,
 }
 
 /// A row that a consumer is to get, unless it has seen it.
@@ -72,12 +78,12 @@ pub(crate) struct Delivery {
 }
 
 impl Subscriptions {
-    /// What the rows mean for the consumers, in the order of the rows.
-    pub(crate) fn deliveries(&self, rows: &[IdRow]) -> Vec<Delivery> {
+    /// What the rows mean for the consumers, in the order of the rows, but for those that have them already.
+    pub(crate) fn deliveries(&self, rows: &[IdRow], but: &HashSet<i32>) -> Vec<Delivery> {
         let mut deliveries = Vec::with_capacity(rows.len());
         for row in rows {
             let message_id = row.message_id.to_string();
-            for consumer in self.takers(row) {
+            for consumer in self.takers(row).filter(|consumer| !but.contains(&consumer.id)) {
                 let dedupe = dedupe_key([&*consumer.name, "INTERNAL", &message_id]);
                 deliveries.push(Delivery { shard: row.shard, id: row.id, consumer_id: consumer.id, dedupe });
             }
@@ -86,7 +92,7 @@ impl Subscriptions {
     }
 
     /// A message to a queue is for those who take the queue, and for nobody else: `*` is about event types.
-    fn takers(&self, row: &IdRow) -> impl Iterator<Item = &Subscriber> {
+    pub(crate) fn takers(&self, row: &IdRow) -> impl Iterator<Item = &Subscriber> {
         let named = match &row.queue {
             Some(queue) => self.by_queue.get(queue),
             None => self.by_type.get(&row.event_type).filter(|_| row.event_type != "*"),
@@ -107,6 +113,14 @@ impl Link {
             by.entry(what).or_default().push(Subscriber { id: row.get(1), name: row.get(2) });
         }
         Ok(subscriptions)
+    }
+
+    /// The consumers for which nothing waits in the table to be handled first.
+    pub(crate) async fn without_backlog(&self, consumers: &[i32]) -> Result<HashSet<i32>> {
+        if consumers.is_empty() {
+            return Ok(HashSet::new());
+        }
+        Ok(self.query(WITHOUT_BACKLOG, &[&consumers]).await?.iter().map(|row| row.get(0)).collect())
     }
 
     /// Stores the rows in the inboxes of their consumers; part of the transaction that settles the cursor.

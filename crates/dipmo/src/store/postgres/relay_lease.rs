@@ -40,7 +40,7 @@ const TAKE: &str = "
 -- relay.take
 update dipmo.relay_shard s
 set owner = $1, epoch = s.epoch + 1, until = coalesce($6, now()) + $5 * interval '1 second',
-    changed_at = coalesce($6, now())
+    changed_at = coalesce($6, now()), stalled = s.stalled + 1
 from (
     select r.shard
     from dipmo.relay_shard r
@@ -51,12 +51,12 @@ from (
     for update skip locked
 ) t
 where s.shard = t.shard
-returning s.shard, s.epoch, s.cursor, s.gaps::text";
+returning s.shard, s.epoch, s.cursor, s.gaps::text, s.stalled";
 
 const RELEASE: &str = "
 -- relay.release
 update dipmo.relay_shard s
-set owner = null, until = null
+set owner = null, until = null, stalled = 0
 from unnest($2::smallint[], $3::bigint[]) as h (shard, epoch)
 where s.shard = h.shard and s.epoch = h.epoch and s.owner = $1";
 
@@ -67,6 +67,8 @@ pub(crate) struct TakenShard {
     pub(crate) epoch: i64,
     pub(crate) cursor: i64,
     pub(crate) gaps: Ranges,
+    /// How often it was taken since anything was last settled for it, this time included.
+    pub(crate) stalled: i32,
 }
 
 /// Says that the relay is alive and what it sees; `first` when the process has just begun.
@@ -118,7 +120,7 @@ pub(crate) async fn take(
 
 fn taken(row: &Row) -> Result<TakenShard> {
     let gaps = Ranges::from_text(row.get(3))?;
-    Ok(TakenShard { shard: row.get(0), epoch: row.get(1), cursor: row.get(2), gaps })
+    Ok(TakenShard { shard: row.get(0), epoch: row.get(1), cursor: row.get(2), gaps, stalled: row.get(4) })
 }
 
 /// Gives shards back, so that others need not wait for the lease to end.

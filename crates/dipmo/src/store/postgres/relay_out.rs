@@ -1,10 +1,12 @@
 //! A message on its way out, from whichever reader it came: the table or the WAL.
 
+use bytes::Bytes;
 use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::wal::{Origin, WalRow};
+use crate::message::Message;
 use crate::transport::{DEBEZIUM_HEADERS, Outgoing};
 
 /// [`OutRow::outgoing`] borrows from it.
@@ -50,6 +52,34 @@ impl OutRow {
         match self {
             Self::Table(row) => row.get(17),
             Self::Wal(row) => row.created_at(),
+        }
+    }
+
+    /// As a consumer in the same database gets it; its place in the outbox is its position.
+    pub(crate) fn message(&self) -> Message {
+        let row = self.outgoing(0);
+        let headers = row.headers.and_then(|text| serde_json::from_str(text).ok());
+        Message {
+            inbox_id: 0,
+            source: "INTERNAL".to_owned(),
+            message_id: row.message_id.to_string(),
+            topic: self.destination().to_owned(),
+            partition: Some(i32::from(row.shard)),
+            offset: Some(row.id),
+            key: row.key.to_owned(),
+            key_bytes: None,
+            tenant: row.tenant.to_owned(),
+            aggregate_id: Some(row.aggregate_id.to_owned()),
+            aggregate_version: row.aggregate_version,
+            event_type: Some(row.event_type.to_owned()),
+            event_version: Some(row.event_version),
+            correlation_id: row.correlation_id.map(str::to_owned),
+            causation_id: row.causation_id.map(str::to_owned),
+            traceparent: row.traceparent.map(str::to_owned),
+            headers,
+            payload: row.payload.map(Bytes::copy_from_slice),
+            event_time: Some(row.occurred_at),
+            attempt: 1,
         }
     }
 

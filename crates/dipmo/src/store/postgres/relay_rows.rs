@@ -78,7 +78,8 @@ const SETTLE: &str = "
 -- relay.settle
 with moved as (
     update dipmo.relay_shard s
-    set cursor = g.cursor, gaps = coalesce(g.gaps::int8multirange, s.gaps), changed_at = coalesce($9, now())
+    set cursor = g.cursor, gaps = coalesce(g.gaps::int8multirange, s.gaps), changed_at = coalesce($9, now()),
+        stalled = 0
     from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[]) as g (shard, epoch, cursor, gaps)
     where s.shard = g.shard and s.epoch = g.epoch and s.cursor <= g.cursor
     returning s.shard
@@ -228,6 +229,18 @@ pub(crate) struct IdRow {
 }
 
 impl IdRow {
+    pub(crate) fn of(row: &OutRow) -> Self {
+        let outgoing = row.outgoing(0);
+        let queue = Some(row.destination()).filter(|destination| *destination != "INTERNAL").map(str::to_owned);
+        Self {
+            shard: outgoing.shard,
+            id: outgoing.id,
+            message_id: outgoing.message_id,
+            event_type: outgoing.event_type.to_owned(),
+            queue,
+        }
+    }
+
     fn read(row: &Row) -> Self {
         let (shard, id, message_id) = (row.get(0), row.get(1), row.get(2));
         Self { shard, id, message_id, event_type: row.get(3), queue: row.get(4) }

@@ -9,7 +9,7 @@ use super::columns::column;
 use super::inbox::PgInbox;
 use super::{Db, begin, commit, execute, outbox, process, query};
 use crate::error::{Error, Result};
-use crate::inbox::{Arrival, Fence, Park, Settled, Settlement, Stored};
+use crate::inbox::{Arrival, Fence, Held, Park, RELAY_SCOPE, Settled, Settlement, Stored};
 
 const FENCE: &str = "
 -- inbox.fence
@@ -20,6 +20,14 @@ join unnest($1::text[], $2::integer[], $3::bigint[]) as f (scope, bucket, epoch)
 order by l.scope, l.bucket
 -- Shared: whoever wants to take the bucket waits until this transaction has ended.
 for share of l";
+
+const FENCE_SHARDS: &str = "
+-- inbox.fence_shards
+select s.shard
+from dipmo.relay_shard s
+join unnest($1::integer[], $2::bigint[]) as f (shard, epoch) on s.shard = f.shard and s.epoch = f.epoch
+order by s.shard
+for share of s";
 
 const DEDUPE: &str = "
 -- inbox.dedupe
@@ -223,11 +231,19 @@ pub(super) async fn check_fence(db: &Db, tx: &Transaction<'_>, fence: &Fence) ->
     if fence.is_empty() {
         return Ok(());
     }
-    let scopes = column(fence, |held| held.scope.as_str());
-    let buckets = column(fence, |held| held.bucket);
-    let epochs = column(fence, |held| held.epoch);
-    let held = query(db, tx, FENCE, &[&scopes, &buckets, &epochs]).await?;
-    if held.len() < fence.len() {
+    let (shards, buckets): (Vec<&Held>, Vec<&Held>) = fence.iter().partition(|held| held.scope == RELAY_SCOPE);
+    let mut held = 0;
+    if !buckets.is_empty() {
+        let scopes = column(&buckets, |held| held.scope.as_str());
+        let numbers = column(&buckets, |held| held.bucket);
+        let epochs = column(&buckets, |held| held.epoch);
+        held += query(db, tx, FENCE, &[&scopes, &numbers, &epochs]).await?.len();
+    }
+    if !shards.is_empty() {
+        let (numbers, epochs) = (column(&shards, |held| held.bucket), column(&shards, |held| held.epoch));
+        held += query(db, tx, FENCE_SHARDS, &[&numbers, &epochs]).await?.len();
+    }
+    if held < fence.len() {
         return Err(Error::lease_lost("another node has taken a bucket of this batch"));
     }
     Ok(())

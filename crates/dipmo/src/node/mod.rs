@@ -2,6 +2,10 @@
 //!
 //! Any number of nodes may run on one database; they share the work by leases.
 
+mod local;
+
+pub use local::LocalRunners;
+
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
@@ -14,7 +18,7 @@ use crate::consumer::{Consumer, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ingress::KafkaIngress;
 use crate::relay::{Relay, RelayOptions};
-use crate::runner::Worker;
+use crate::runner::{Runner, Worker};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::{Db, schema};
 use crate::trace::TraceContext;
@@ -107,12 +111,14 @@ impl Node {
         schema::check(&self.db).await?;
         let wake = Wake::default();
         let mut loops = Loops::new(shutdown);
+        let mut quick = Vec::new();
         for consumer in &self.consumers {
-            self.start_consumer(consumer, &wake, &mut loops).await?;
+            let runner = self.start_consumer(consumer, &wake, &mut loops).await?;
+            quick.extend(runner.filter(|_| local::is_quick(consumer)));
         }
         // After the consumers are registered: what is handed over before that would pass them by.
         if self.options.roles.relay {
-            let relay = self.relay(wake)?;
+            let relay = self.relay(quick, wake)?;
             loops.spawn("relay", |shutdown| async move { relay.run(shutdown).await });
         }
         if self.options.roles.upkeep {
@@ -131,16 +137,19 @@ impl Node {
         }
     }
 
-    async fn start_consumer(&self, consumer: &Arc<Consumer>, wake: &Wake, loops: &mut Loops) -> Result<()> {
+    /// Starts the loops of a consumer; returns what handles its messages where workers run here.
+    async fn start_consumer(&self, consumer: &Arc<Consumer>, wake: &Wake, loops: &mut Loops) -> Result<Option<Runner>> {
         let (roles, name) = (self.options.roles, &self.options.name);
+        let mut runner = None;
         if roles.worker {
             let worker = Worker::new(self.db.clone(), consumer.clone(), name.clone(), wake).await?;
             let worker = worker.traced(self.options.trace.clone());
+            runner = Some(worker.runner().clone());
             loops.spawn(format!("worker {}", consumer.name), |shutdown| worker.run(shutdown));
         }
         let reads_kafka = consumer.sources.iter().any(|source| matches!(source, Source::Kafka { .. }));
         if !roles.ingress || !reads_kafka {
-            return Ok(());
+            return Ok(runner);
         }
         let Some(kafka) = self.options.kafka.clone() else {
             return Err(Error::invalid(format!("consumer {} reads Kafka, but no brokers are given", consumer.name)));
@@ -149,7 +158,7 @@ impl Node {
         let ingress = KafkaIngress::new(db, consumer.clone(), kafka, name.clone(), wake).await?;
         let ingress = ingress.traced(self.options.trace.clone());
         loops.spawn(format!("ingress {}", consumer.name), |shutdown| ingress.run(shutdown));
-        Ok(())
+        Ok(runner)
     }
 
     fn upkeep(&self) -> Result<Upkeep> {
@@ -160,10 +169,14 @@ impl Node {
         Upkeep::new(self.db.clone(), options)
     }
 
-    fn relay(&self, inbox_wake: Wake) -> Result<Relay> {
+    fn relay(&self, quick: Vec<Runner>, inbox_wake: Wake) -> Result<Relay> {
         let mut options = self.options.relay.clone();
+        if !quick.is_empty() {
+            options.local = Some(Arc::new(LocalRunners::new(quick, inbox_wake.clone())));
+        }
         options.node.clone_from(&self.options.name);
         options.inbox_wake = inbox_wake;
+        options.trace.clone_from(&self.options.trace);
         if let Some(kafka) = &self.options.kafka {
             options.kafka = Some(Arc::new(KafkaPublisher::new(kafka.clone())?));
         }
