@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dipmo::relay::Reader;
+use serde::Deserialize;
 use uuid::Uuid;
 
 /// Durable inbox, process manager and outbox over PostgreSQL and Kafka.
@@ -226,7 +227,8 @@ pub(crate) struct ReaderArgs {
     pub(crate) yes: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum ReaderName {
     /// The table, by any number of relays together
     Poll,

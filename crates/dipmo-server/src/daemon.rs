@@ -15,6 +15,8 @@ use dipmo::trace::TraceContext;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
+use crate::api::Api;
+use crate::api::catalog::Commands;
 use crate::cli::Role;
 use crate::config::{Config, Problem};
 use crate::exit::{Exit, Quit};
@@ -48,12 +50,14 @@ async fn run_until_stopped(
     let (_until_the_end, answering) = ShutdownTrigger::new();
     let health = Arc::new(Health::default());
     let mut signals = Signals::new().map_err(failed)?;
+    let commands = Commands::default();
     if let Some(address) = config.http.address() {
         let listener = http::bind(address)
             .await
             .map_err(|error| Quit::new(Exit::Failed, format!("cannot listen on {address}: {error}")))?;
         info!(%address, "listening");
-        tokio::spawn(http::serve(listener, db.clone(), Arc::clone(&health), metrics, answering));
+        let api = Api::new(db.clone(), config, commands).map_err(misconfigured)?;
+        tokio::spawn(http::serve(listener, db.clone(), Arc::clone(&health), metrics, api, answering));
     }
     tokio::select! {
         up = database_is_up(&db) => up?,

@@ -95,7 +95,7 @@ impl From<Error> for Quit {
 }
 
 /// The SQLSTATE at the bottom of an error, if the server said anything.
-fn sqlstate_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+pub(crate) fn sqlstate_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(code) = error.downcast_ref::<tokio_postgres::Error>().and_then(|e| e.code()) {

@@ -1,5 +1,5 @@
-//! What the daemon answers over HTTP: alive, ready, metrics. Nothing else, so it needs no login; it
-//! listens on loopback unless told otherwise.
+//! What the daemon answers over HTTP: alive, ready and metrics without a login, and the API behind its
+//! tokens. It listens on loopback unless told otherwise.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
 use tokio::net::TcpListener;
 
+use crate::api::{self, Api};
 use crate::health::Health;
 
 /// A probe must answer before whoever asks gives up.
@@ -40,6 +41,7 @@ pub(crate) async fn serve(
     db: Db,
     health: Arc<Health>,
     metrics: PrometheusHandle,
+    api: Api,
     mut shutdown: Shutdown,
 ) -> std::io::Result<()> {
     let folding = metrics.clone();
@@ -53,7 +55,9 @@ pub(crate) async fn serve(
         .route("/healthz", get(|| async { "alive\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(render))
-        .with_state(App { db, health, metrics });
+        .with_state(App { db, health, metrics })
+        .merge(api::router(api))
+        .fallback(api::no_such_route);
     let served = axum::serve(listener, app).with_graceful_shutdown(async move { shutdown.wait().await }).await;
     fold.abort();
     served

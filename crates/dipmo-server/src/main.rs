@@ -1,5 +1,6 @@
 //! The `dipmo` binary: daemon and command line over the library.
 
+mod api;
 mod cli;
 mod commands;
 mod config;

@@ -21,8 +21,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("process", &["command"]),
     // Sagas are data and decide purely: no store, no runner.
     ("saga", &["command", "process"]),
-    // What a command is; who sends and who handles it is decided elsewhere.
-    ("command", &[]),
+    // What a command is, and how one is accepted from outside; who handles it is decided elsewhere.
+    ("command", &["store"]),
     ("handler", &["process"]),
     ("consumer", &["handler", "process"]),
     ("runner", &["command", "inbox", "process", "handler", "consumer", "store"]),
@@ -30,7 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("relay", &["store", "transport"]),
     ("upkeep", &["store"]),
     // Sees stores and states, and nothing sees it.
-    ("operator", &["inbox", "process", "relay", "runner", "store", "upkeep"]),
+    ("operator", &["command", "inbox", "process", "relay", "runner", "store", "upkeep"]),
     // Puts the loops together; nothing knows it.
     ("node", &["consumer", "inbox", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
     // Stores what the stages say and drives nothing.

@@ -31,6 +31,7 @@ pub(super) fn run(context: &Context, verb: &ConfigVerb) -> Result<Exit, Quit> {
 fn secrets(config: &Config) -> Result<(), Problem> {
     let options = config.database.options("dipmo")?;
     dipmo::store::postgres::Db::open(options).map_err(|error| Problem::new("database", error.to_string()))?;
+    config.api.tokens()?;
     config.kafka.as_ref().map(|kafka| kafka.options(&config.database.schema)).transpose().map(drop)
 }
 
@@ -60,6 +61,11 @@ fn understood(config: &Config) -> Value {
             "broker": retention.broker.to_string(),
         },
         "http": config.http.listen,
+        "api": {
+            "tokens": config.api.tokens.iter().map(|t| json!({ "name": t.name, "role": t.role })).collect::<Vec<_>>(),
+            "body_max_bytes": config.api.body_max_bytes,
+            "concurrency": config.api.concurrency,
+        },
         "log": { "format": format!("{:?}", config.log.format).to_lowercase(), "level": config.log.level },
         "otlp": config.otlp.as_ref().map(|otlp| &otlp.endpoint),
     })

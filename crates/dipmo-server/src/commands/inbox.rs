@@ -14,6 +14,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::{Context, change_each, confirm_discard, page, show_list, show_one};
 use crate::cli::{InboxVerb, ShowArgs};
+use crate::config::ConsumerConfig;
 use crate::exit::{Exit, Quit};
 use crate::output::{self, Row};
 
@@ -40,15 +41,15 @@ pub(super) async fn run(context: &Context, verb: InboxVerb) -> Result<Exit, Quit
             change_each(context, &these, async |id, by| inbox::discard(&db, id, by).await).await
         }
         InboxVerb::Redecode(these) => {
-            let decode = |stored: &StoredRecord| redecode(context, stored);
+            let decode = |stored: &StoredRecord| redecode(&context.config.consumer, stored);
             change_each(context, &these, async |id, by| inbox::redecode(&db, id, by, decode).await).await
         }
     }
 }
 
 /// Decodes by the rules that the configuration has for the consumer.
-fn redecode(context: &Context, stored: &StoredRecord) -> Result<Message, Failure> {
-    let rules = context.config.consumer.iter().find(|consumer| consumer.name == stored.consumer);
+pub(crate) fn redecode(consumers: &[ConsumerConfig], stored: &StoredRecord) -> Result<Message, Failure> {
+    let rules = consumers.iter().find(|consumer| consumer.name == stored.consumer);
     let Some(rules) = rules else {
         let why = format!("the configuration has no consumer {:?}, so its rules are not known", stored.consumer);
         return Err(Failure::undecodable("NO_RULES", why));

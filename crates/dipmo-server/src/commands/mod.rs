@@ -3,7 +3,7 @@
 mod audit;
 mod config;
 mod doctor;
-mod inbox;
+pub(crate) mod inbox;
 mod key;
 mod outbox;
 mod process;

@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 use super::{ConfigError, Problem};
 
 /// Keys whose values must not appear in a message, whatever is wrong with them.
-const SECRET_KEYS: [&str; 3] = ["url", "password", "secret"];
+const SECRET_KEYS: [&str; 5] = ["url", "password", "secret", "token", "token_sha256"];
 
 /// Says where a file went wrong, in our words and without its text.
 pub(super) fn explain(text: &str, file: &str, error: &toml::de::Error) -> ConfigError {

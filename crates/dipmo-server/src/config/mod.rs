@@ -3,6 +3,7 @@
 //! One file a section. Unknown keys are refused. Messages never quote the file's text, because a line
 //! may hold a secret.
 
+mod api;
 mod consumer;
 mod database;
 mod kafka;
@@ -10,6 +11,7 @@ mod locate;
 mod runtime;
 mod value;
 
+pub(crate) use api::ApiConfig;
 pub(crate) use consumer::ConsumerConfig;
 pub(crate) use database::DatabaseConfig;
 pub(crate) use kafka::KafkaConfig;
@@ -35,6 +37,7 @@ pub(crate) struct Config {
     pub(crate) relay: RelayConfig,
     pub(crate) retention: RetentionConfig,
     pub(crate) http: HttpConfig,
+    pub(crate) api: ApiConfig,
     pub(crate) log: LogConfig,
     pub(crate) otlp: Option<OtlpConfig>,
 }
@@ -103,6 +106,7 @@ impl Config {
     fn validate(&self) -> Result<(), Problem> {
         self.database.validate()?;
         self.http.validate()?;
+        self.api.validate()?;
         self.log.validate()?;
         if let Some(kafka) = &self.kafka {
             kafka.validate()?;

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A running daemon; killed when the test ends before it does.
 pub(crate) struct Daemon {
     child: Option<Child>,
-    http: SocketAddr,
+    pub(super) http: SocketAddr,
     log: PathBuf,
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod api;
 pub(crate) mod daemon;
 
 use std::path::PathBuf;

@@ -28,6 +28,10 @@ create table dipmo.command (
         check ((status in ('SUCCEEDED', 'FAILED', 'TIMED_OUT')) = (completed_at is not null))
 ) with (fillfactor = 70);
 create index command_process on dipmo.command (process_id);
+-- Those from outside: their list, newest first, and the one of a key.
+create index command_start on dipmo.command (id) where process_id = id;
+create index command_start_key on dipmo.command (business_key, name, tenant) where process_id = id;
+create index command_age on dipmo.command using brin (requested_at);
 
 -- Commands that were given up, until an operator sends them again or ends their saga.
 create table dipmo.command_dlq (

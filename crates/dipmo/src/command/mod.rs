@@ -4,6 +4,7 @@
 //! A command has one id and one idempotency key for its whole life; each time it is sent it is a new
 //! message. The receiver may get it any number of times and must act on the idempotency key once.
 
+pub mod accept;
 pub mod envelope;
 mod status;
 

@@ -3,9 +3,12 @@
 mod claim;
 mod columns;
 mod command;
+pub(crate) mod command_accept;
+pub mod definitions;
 pub mod inbox;
 mod lease;
 pub(crate) mod operator;
+pub(crate) mod operator_command;
 pub(crate) mod operator_doctor;
 pub(crate) mod operator_inbox;
 pub(crate) mod operator_journey;

@@ -44,6 +44,8 @@ pub(crate) enum Memory {
     InboxDedupe,
     OutboxVersions,
     RelayBatches,
+    CommandRequests,
+    EndedCommands,
 }
 
 // Waiting behind an open transaction would make every insert wait behind us.
@@ -95,6 +97,24 @@ const FORGET_BATCHES: &str = "
 delete from dipmo.relay_batch where ctid = any (array(
     select ctid from dipmo.relay_batch
     where at < coalesce($1, now()) - $2 * interval '1 second' limit $3))";
+
+const FORGET_REQUESTS: &str = "
+-- upkeep.forget_requests
+delete from dipmo.command_request where ctid = any (array(
+    select ctid from dipmo.command_request
+    where requested_at < coalesce($1, now()) - $2 * interval '1 second' limit $3))";
+
+// A dead letter waits for an operator, and so may the saga of a command that has ended.
+const FORGET_COMMANDS: &str = "
+-- upkeep.forget_commands
+delete from dipmo.command where id = any (array(
+    select c.id from dipmo.command c
+    where c.requested_at < coalesce($1, now()) - $2 * interval '1 second'
+      and c.completed_at < coalesce($1, now()) - $2 * interval '1 second'
+      and not exists (select from dipmo.command_dlq d where d.command_id = c.id)
+      and not exists (select from dipmo.process p where p.id = c.process_id
+                      and p.status in ('NEW', 'RUNNING', 'COMPENSATING', 'PAUSED'))
+    limit $3))";
 
 const FORGET_NODES: &str = "
 -- upkeep.forget_nodes
@@ -153,6 +173,8 @@ pub(crate) async fn forget(db: &Db, memory: Memory, window: Duration, max: i64) 
         Memory::InboxDedupe => FORGET_DEDUPE,
         Memory::OutboxVersions => FORGET_VERSIONS,
         Memory::RelayBatches => FORGET_BATCHES,
+        Memory::CommandRequests => FORGET_REQUESTS,
+        Memory::EndedCommands => FORGET_COMMANDS,
     };
     let mut client = db.client().await?;
     let tx = begin(&mut client).await?;
