@@ -17,6 +17,7 @@ pub mod processes;
 pub mod relay;
 pub mod sagas;
 mod status;
+pub mod why;
 
 pub use status::{Status, status};
 

@@ -18,6 +18,7 @@ pub(crate) mod operator_process;
 pub(crate) mod operator_relay;
 pub(crate) mod operator_saga;
 pub(crate) mod operator_status;
+pub(crate) mod operator_why;
 pub(crate) mod outbox;
 mod process;
 pub(crate) mod relay;
