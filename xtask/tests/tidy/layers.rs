@@ -13,23 +13,28 @@ const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "message", "sh
 /// (module, what it may use through `crate::` beside the leaves), in the order of lib.rs.
 /// Leaves stand here too, so that one that begins to know the flow is seen.
 const MAY_USE: &[(&str, &[&str])] = &[
+    // Starts sagas and counts how they end; knows nothing of what they do.
+    ("batch", &["command", "consumer", "handler", "store"]),
+    // The envelope and the statuses know nothing; the worker keeps its ledger in the transaction it is given.
+    ("command", &["handler", "store"]),
     // Takes in and hands to the runner: never the relay, never the outbox.
     ("ingress", &["inbox", "consumer", "runner", "store", "transport"]),
-    ("inbox", &["process"]),
+    ("inbox", &["command", "process"]),
     // Where users decide: no store, no transport.
-    ("process", &[]),
-    ("handler", &["process"]),
+    ("process", &["command"]),
+    // Is given the open transaction, and with it the database.
+    ("handler", &["process", "store"]),
     ("consumer", &["handler", "process"]),
-    ("runner", &["inbox", "process", "handler", "consumer", "store"]),
+    ("runner", &["command", "inbox", "process", "handler", "consumer", "store"]),
     // Sends what is there: knows no consumer and no process.
     ("relay", &["store", "transport"]),
     ("upkeep", &["store"]),
     // Sees stores and states, and nothing sees it.
-    ("operator", &["inbox", "process", "relay", "store", "upkeep"]),
+    ("operator", &["batch", "inbox", "process", "relay", "store", "upkeep"]),
     // Puts the loops together; nothing knows it.
-    ("node", &["consumer", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
+    ("node", &["batch", "consumer", "ingress", "relay", "runner", "store", "transport", "upkeep"]),
     // Stores what the stages say and drives nothing.
-    ("store", &["inbox", "process", "handler", "consumer", "relay", "transport"]),
+    ("store", &["batch", "command", "inbox", "process", "handler", "consumer", "relay", "transport"]),
     ("transport", &[]),
     ("backoff", &[]),
     ("clock", &[]),

@@ -95,3 +95,19 @@ create table dipmo.batch_item (
     constraint batch_item_status_known check (status in ('NEW', 'RUNNING', 'SUCCEEDED', 'FAILED', 'TIMED_OUT'))
 ) with (fillfactor = 80);
 create index batch_item_status on dipmo.batch_item (batch_id, status);
+
+-- ---------------------------------------------------------------- the receiver's side
+
+-- What this side has answered, by idempotency key: asked again, it says the same and does nothing.
+create table dipmo.command_ledger (
+    -- dipmo.dedupe_key(tenant, name, idempotency_key)
+    key             uuid primary key,
+    name            text not null,
+    idempotency_key text not null,
+    command_id      uuid not null,
+    answer          text not null,
+    payload         json not null,
+    answered_at     timestamptz not null default now(),
+    constraint command_ledger_answer_known check (answer in ('CommandCompleted', 'CommandFailed'))
+);
+create index command_ledger_age on dipmo.command_ledger using brin (answered_at);
