@@ -8,20 +8,22 @@ use crate::source::{self, Source, is_word};
 const LIBRARY: &str = "crates/dipmo/src/";
 
 /// Small modules without knowledge of the flow; every module may use them.
-const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "message", "shutdown", "trace", "wake"];
+const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "locate", "message", "shutdown", "span", "trace", "wake"];
 
 /// (module, what it may use through `crate::` beside the leaves), in the order of lib.rs.
 /// Leaves stand here too, so that one that begins to know the flow is seen.
 const MAY_USE: &[(&str, &[&str])] = &[
     // Starts sagas and counts how they end; knows nothing of what they do.
-    ("batch", &["command", "consumer", "handler", "store"]),
+    ("batch", &["command", "consumer", "handler", "saga", "store"]),
     // The envelope and the statuses know nothing; the worker keeps its ledger in the transaction it is given.
-    ("command", &["handler", "store"]),
+    ("command", &["handler", "saga", "store"]),
     // Takes in and hands to the runner: never the relay, never the outbox.
     ("ingress", &["inbox", "consumer", "runner", "store", "transport"]),
     ("inbox", &["command", "process"]),
     // Where users decide: no store, no transport.
     ("process", &["command"]),
+    // Sagas are data and decide purely: no store, no runner.
+    ("saga", &["command", "process"]),
     // Is given the open transaction, and with it the database.
     ("handler", &["process", "store"]),
     ("consumer", &["handler", "process"]),
@@ -40,8 +42,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("error", &[]),
     ("failure", &[]),
+    ("locate", &[]),
     ("message", &[]),
     ("shutdown", &[]),
+    ("span", &[]),
     ("trace", &[]),
     ("wake", &[]),
 ];

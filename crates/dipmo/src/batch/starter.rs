@@ -6,12 +6,13 @@ use std::collections::HashSet;
 use async_trait::async_trait;
 
 use super::{BATCH_CONSUMER, BatchItem, BatchItemsRequested};
-use crate::command::{Envelope, START_QUEUE};
+use crate::command::Envelope;
 use crate::consumer::Consumer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::failure::Failure;
 use crate::handler::{Enlisted, EnlistedHandler};
 use crate::message::{Destination, Message};
+use crate::saga::START_QUEUE;
 use crate::store::postgres::batch;
 
 /// The consumer's handler.

@@ -20,11 +20,6 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 
-/// Where commands and batches start their sagas.
-pub const START_QUEUE: &str = "APP.CMD.ORCHESTRATOR.Q";
-/// Where answers go when a command does not say where.
-pub const REPLY_QUEUE: &str = "APP.CMD.REPLY.Q";
-
 /// What a decision changes about a command; written in the transaction of the decision.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CommandChange {
@@ -75,15 +70,24 @@ pub struct CommandError {
     /// Whether sending it again may help.
     #[serde(default)]
     pub retryable: bool,
+    /// Nobody knows whether it was done, such as when a system behind the worker did not answer. A saga that
+    /// gives such a command up undoes it where the compensation takes what is unknown.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unknown: bool,
 }
 
 impl CommandError {
     pub fn permanent(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), retryable: false }
+        Self { code: code.into(), message: message.into(), retryable: false, unknown: false }
     }
 
     pub fn retryable(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), retryable: true }
+        Self { code: code.into(), message: message.into(), retryable: true, unknown: false }
+    }
+
+    /// It may have been done or not: sending it again finds out.
+    pub fn unknown(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { unknown: true, ..Self::retryable(code, message) }
     }
 }
 

@@ -18,11 +18,12 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::envelope::{header, kind};
-use super::{CommandError, Envelope, REPLY_QUEUE};
+use super::{CommandError, Envelope};
 use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
 use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
 use crate::message::{Destination, Message, dedupe_key};
+use crate::saga::REPLY_QUEUE;
 use crate::store::postgres::command_ledger::{self, Entry, Recorded};
 
 /// What a handler says to a command: its result, or why not.

@@ -8,11 +8,12 @@ mod support;
 use std::sync::Arc;
 
 use dipmo::batch::{BatchItem, BatchItemsRequested, BatchStarter, BatchWatcher};
-use dipmo::command::{Envelope, START_QUEUE};
+use dipmo::command::Envelope;
 use dipmo::operator::Page;
 use dipmo::operator::batches::{self, BatchFilter};
 use dipmo::relay::{Relay, RelayOptions};
 use dipmo::runner::Worker;
+use dipmo::saga::START_QUEUE;
 use dipmo::wake::Wake;
 use serde_json::json;
 use support::{Node, World, fresh};
