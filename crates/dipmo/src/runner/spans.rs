@@ -179,4 +179,3 @@ fn system(message: &Message) -> &'static str {
         (None, _) => "amqp",
     }
 }
-

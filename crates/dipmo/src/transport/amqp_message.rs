@@ -5,9 +5,7 @@
 //! be kept byte for byte and is told to be unreadable.
 
 use bytes::Bytes;
-use fe2o3_amqp::types::messaging::{
-    ApplicationProperties, Body, Data, Header, Message, MessageId, Properties,
-};
+use fe2o3_amqp::types::messaging::{ApplicationProperties, Body, Data, Header, Message, MessageId, Properties};
 use fe2o3_amqp::types::primitives::{Binary, SimpleValue, Symbol, Timestamp, Value};
 use serde_json::Value as Json;
 use time::OffsetDateTime;
@@ -116,15 +114,16 @@ pub(crate) fn incoming(queue: &str, message: &Message<Body<Value>>) -> Result<Le
     let key = key.or_else(|| properties.group_id.clone().map(Bytes::from));
     let (message_id, correlation_id) = (id_text(properties.message_id), id_text(properties.correlation_id));
     // For handlers that answer: what they need is not among the application properties of other senders.
-    let own = [(REPLY_TO, &properties.reply_to), ("amqpMessageId", &message_id), ("amqpCorrelationId", &correlation_id)];
+    let own =
+        [(REPLY_TO, &properties.reply_to), ("amqpMessageId", &message_id), ("amqpCorrelationId", &correlation_id)];
     for (name, value) in own {
         if let Some(value) = value.clone().filter(|_| !headers.iter().any(|(known, _)| known == name)) {
             headers.push((name.to_owned(), Some(Bytes::from(value))));
         }
     }
-    let timestamp = properties.creation_time.and_then(|at| {
-        OffsetDateTime::from_unix_timestamp_nanos(i128::from(at.milliseconds()) * 1_000_000).ok()
-    });
+    let timestamp = properties
+        .creation_time
+        .and_then(|at| OffsetDateTime::from_unix_timestamp_nanos(i128::from(at.milliseconds()) * 1_000_000).ok());
     let record = Record { topic: queue.to_owned(), key, headers, payload, timestamp, ..Record::default() };
     Ok(Letter { record, message_id, correlation_id })
 }
