@@ -30,6 +30,7 @@ pub mod locate;
 pub mod message;
 pub mod shutdown;
 pub mod span;
+mod tls;
 pub mod trace;
 pub mod wake;
 

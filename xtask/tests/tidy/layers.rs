@@ -8,7 +8,8 @@ use crate::source::{self, Source, is_word};
 const LIBRARY: &str = "crates/dipmo/src/";
 
 /// Small modules without knowledge of the flow; every module may use them.
-const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "locate", "message", "shutdown", "span", "trace", "wake"];
+const LEAVES: &[&str] =
+    &["backoff", "clock", "error", "failure", "locate", "message", "shutdown", "span", "tls", "trace", "wake"];
 
 /// (module, what it may use through `crate::` beside the leaves), in the order of lib.rs.
 /// Leaves stand here too, so that one that begins to know the flow is seen.
@@ -46,6 +47,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("message", &[]),
     ("shutdown", &[]),
     ("span", &[]),
+    ("tls", &[]),
     ("trace", &[]),
     ("wake", &[]),
 ];

@@ -148,7 +148,7 @@ fn message_span(consumer: &str, message: &Message) -> Span {
         otel.status_code = field::Empty,
         otel.status_description = field::Empty,
         error.type = field::Empty,
-        messaging.system = if message.partition.is_some() { "kafka" } else { "dipmo" },
+        messaging.system = system(message),
         messaging.operation.type = "process",
         messaging.destination.name = message.topic,
         messaging.message.id = message.message_id,
@@ -170,4 +170,12 @@ fn failed(span: &Span, code: &str, message: &str) {
     span.record("error.type", code);
     span.record("otel.status_code", "ERROR");
     span.record("otel.status_description", message);
+}
+/// Only Kafka has partitions, and only INTERNAL is a source of that name.
+fn system(message: &Message) -> &'static str {
+    match (message.partition, message.source.as_str()) {
+        (Some(_), _) => "kafka",
+        (None, "INTERNAL") => "dipmo",
+        (None, _) => "amqp",
+    }
 }
