@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::api::Api;
 use crate::api::catalog::Commands;
 use crate::cli::Role;
-use crate::config::{Config, Problem};
+use crate::config::{AmqpConfig, Config, Problem};
 use crate::exit::{Exit, Quit};
 use crate::handler::SqlHandler;
 use crate::health::Health;
@@ -131,6 +131,7 @@ fn options(
             .map(|kafka| kafka.options(&config.database.schema))
             .transpose()
             .map_err(misconfigured)?,
+        amqp: config.amqp.as_ref().map(AmqpConfig::options).transpose().map_err(misconfigured)?,
         relay: config.relay.options(node),
         upkeep: config.upkeep(),
         trace,

@@ -174,9 +174,14 @@ impl AmqpPublisher {
     }
 
     async fn send_all(&self, held: &mut Option<Connection>, sending: &mut Sending<'_>) -> Result<(), Refusal> {
-        let connection = match held {
-            Some(connection) if !connection.is_closed() => connection,
-            _ => held.insert(Connection::open(&self.options, "relay").await?),
+        let connection = loop {
+            if held.as_ref().is_none_or(Connection::is_unfit) {
+                *held = Some(Connection::open(&self.options, "relay").await?);
+            }
+            let connection = held.as_mut().expect("it was just opened");
+            if sending.attach(connection).await? {
+                break connection;
+            }
         };
         let sent = sending.send(connection, &self.options).await;
         if let Err(refusal) = &sent {
@@ -239,6 +244,36 @@ impl<'a> Sending<'a> {
             self.failed.insert((self.rows[n].topic, self.rows[n].key));
         }
         self.told[n] = Some(outcome);
+    }
+
+    /// Attaches to the queues before anything is on its way, because a queue that is refused costs the
+    /// connection. False when one was.
+    async fn attach(&mut self, connection: &mut Connection) -> Result<bool, Refusal> {
+        let mut seen = HashSet::new();
+        for (n, row) in self.rows.iter().enumerate() {
+            if self.told[n].is_some() || !seen.insert(row.topic) {
+                continue;
+            }
+            match connection.attach(row.topic).await {
+                Ok(()) => {}
+                Err(Trouble::Row(outcome)) => {
+                    self.refuse_queue(row.topic, &outcome);
+                    return Ok(false);
+                }
+                Err(Trouble::Connection(refusal)) => return Err(refusal),
+            }
+        }
+        Ok(true)
+    }
+
+    fn refuse_queue(&mut self, queue: &str, outcome: &Outcome) {
+        for n in 0..self.rows.len() {
+            let row = &self.rows[n];
+            if row.topic == queue && self.told[n].is_none() {
+                let behind = self.failed.contains(&(row.topic, row.key));
+                self.tell(n, if behind { Outcome::Held } else { outcome.clone() });
+            }
+        }
     }
 
     /// Sends whatever has no outcome yet. An error is the connection's.

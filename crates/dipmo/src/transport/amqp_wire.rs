@@ -57,6 +57,8 @@ pub(super) struct Connection {
     handle: ConnectionHandle<()>,
     session: SessionHandle<()>,
     senders: HashMap<String, Sender>,
+    /// The broker has ended a link: the library may take what still comes for it for the next link's.
+    unfit: bool,
 }
 
 impl Connection {
@@ -77,11 +79,12 @@ impl Connection {
         let mut handle = builder.open_with_stream(stream).await.map_err(|error| not_opened(options, &error))?;
         let session = Session::begin(&mut handle).await;
         let session = session.map_err(|error| Refusal::new("AMQP_SESSION", format!("opening a session: {error}")))?;
-        Ok(Self { handle, session, senders: HashMap::new() })
+        Ok(Self { handle, session, senders: HashMap::new(), unfit: false })
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.handle.is_closed()
+    /// Not for anything new.
+    pub(super) fn is_unfit(&self) -> bool {
+        self.unfit || self.handle.is_closed()
     }
 
     /// Hands a message to the link of its queue; the answer comes later.
@@ -100,24 +103,30 @@ impl Connection {
         };
         // What was cut off in the middle, or refused, is attached anew.
         self.senders.remove(queue);
+        self.unfit = true;
         Err(failed)
     }
 
     /// The broker's answer.
     pub(super) async fn wait(&mut self, answer: &mut Answer) -> Result<Outcome, Trouble> {
         match until_closed(&self.handle, &mut answer.0).await {
-            Some(told) => told.map(judge_outcome).map_err(|error| judge_send(error, "")),
+            Some(Ok(answered)) => Ok(judge_outcome(answered)),
+            Some(Err(error)) => {
+                self.unfit = true;
+                Err(judge_send(error, ""))
+            }
             None => Err(Trouble::Connection(lost())),
         }
     }
 
-    async fn attach(&mut self, queue: &str) -> Result<(), Trouble> {
+    pub(super) async fn attach(&mut self, queue: &str) -> Result<(), Trouble> {
         if self.senders.contains_key(queue) {
             return Ok(());
         }
         let target = Target::builder().address(queue).capabilities(vec![Symbol::from("queue")]).build();
         let attaching = Sender::builder().name(link_name(queue)).target(target).attach(&mut self.session);
         let attached = until_closed(&self.handle, attaching).await.ok_or_else(|| Trouble::Connection(lost()))?;
+        self.unfit |= attached.is_err();
         let sender = attached.map_err(|error| match error {
             SenderAttachError::RemoteClosedWithError(error) => {
                 Trouble::Row(Outcome::Retry(refusal(&error, &format!("queue {queue} cannot be sent to"))))
