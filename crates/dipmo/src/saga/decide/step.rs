@@ -6,6 +6,7 @@ use uuid::Uuid;
 use super::Turn;
 use super::outgoing::send_id;
 use super::turn::timer_name;
+use crate::command::envelope::header;
 use crate::command::{CommandChange, CommandError, CommandStatus, End, Issue};
 use crate::process::Status;
 use crate::saga::compiled::{Call, Place};
@@ -48,10 +49,13 @@ impl Turn<'_> {
         record.sends += 1;
         record.unheard += 1;
         record.due = Some(now + timeout);
-        let (id, sends) = (record.command_id, record.sends);
+        let (id, sends, resubmitted) = (record.command_id, record.sends, record.resubmitted);
         let timer = timer_name(&call.name, record);
         timer.into_iter().for_each(|timer| self.set_timer(timer, timeout));
-        let envelope = self.command_envelope(call, id, sends, content);
+        let mut envelope = self.command_envelope(call, id, sends, content);
+        if resubmitted {
+            envelope = envelope.with_header(header::RESUBMITTED, true);
+        }
         self.emit.push(envelope.into_message(call.to.clone(), self.context.compiled.name()));
         let issue = self.issue(call, id, sends);
         self.commands.push(CommandChange::Issue(issue));

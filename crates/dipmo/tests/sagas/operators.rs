@@ -1,0 +1,131 @@
+//! What operators can do to a saga, and what they are refused.
+
+use dipmo::command::CommandError;
+use dipmo::operator::sagas::{Intervention, intervene};
+use dipmo::operator::{Change, Changed};
+use dipmo::process::OperatorVerb;
+use dipmo::{ErrorKind, Result};
+use uuid::Uuid;
+
+use crate::Scene;
+
+impl Scene {
+    async fn act(&self, saga: Uuid, verb: OperatorVerb) -> Result<Changed> {
+        self.intervene(Intervention::new(saga, verb)).await
+    }
+
+    async fn intervene(&self, intervention: Intervention) -> Result<Changed> {
+        let ann = Change::new("ann", "the bank called").unwrap();
+        intervene(&self.world.db, &*self.orchestrator, "orchestrator", &intervention, &ann).await
+    }
+
+    /// One that waits for an operator because its payment was refused.
+    async fn paused(&self) -> Uuid {
+        self.shop.fails("Pay", Some(CommandError::permanent("NO_MONEY", "the card was refused")));
+        let id = self.purchase("P-1").await;
+        assert_eq!(self.status(id).await, "PAUSED STEP_PAY");
+        self.shop.fails("Pay", None);
+        id
+    }
+
+    async fn audit(&self) -> Vec<String> {
+        self.world.texts("select actor || ' ' || action || ' ' || reason from dipmo.audit order by id").await
+    }
+}
+
+#[tokio::test]
+async fn resubmitting_sends_the_dead_letter_again_under_its_key() {
+    let scene = Scene::new(true).await;
+    let id = scene.paused().await;
+    let changed = scene.act(id, OperatorVerb::Resubmit).await.unwrap();
+    assert_eq!(changed.note, "is now RUNNING in STEP_PAY; Pay is sent");
+    assert_eq!(scene.dead_letters().await, [""; 0], "it is under way again");
+    scene.run().await;
+    assert_eq!(scene.status(id).await, "SUCCEEDED SUCCEEDED");
+    assert_eq!(scene.shop.done(), ["STEP_RESERVE", "STEP_PAY"]);
+    assert_eq!(scene.audit().await, ["ann saga.resubmit the bank called"]);
+    let line = "select actor || ' ' || reason || ' ' || (detail ->> 'verb') from dipmo.journal where kind = 'OPERATOR'";
+    assert_eq!(scene.world.texts(line).await, ["ann the bank called resubmit"]);
+}
+
+#[tokio::test]
+async fn skipping_goes_on_and_compensating_undoes() {
+    let scene = Scene::new(true).await;
+    let id = scene.paused().await;
+    scene.act(id, OperatorVerb::Skip).await.unwrap();
+    scene.run().await;
+    assert_eq!(scene.status(id).await, "SUCCEEDED SUCCEEDED");
+    scene.shop.fails("Pay", Some(CommandError::permanent("NO_MONEY", "the card was refused")));
+    let other = scene.purchase("P-2").await;
+    scene.act(other, OperatorVerb::Compensate).await.unwrap();
+    scene.run().await;
+    assert_eq!(scene.status(other).await, "COMPENSATED COMPENSATED");
+    assert_eq!(scene.shop.done().last().unwrap(), "STEP_RELEASE");
+}
+
+#[tokio::test]
+async fn completing_by_force_needs_evidence_and_keeps_it() {
+    let scene = Scene::new(true).await;
+    let id = scene.paused().await;
+    let evidence = "bank statement 4711".to_owned();
+    scene.act(id, OperatorVerb::ForceComplete { evidence }).await.unwrap();
+    scene.run().await;
+    assert_eq!(scene.status(id).await, "SUCCEEDED SUCCEEDED");
+    assert_eq!(scene.shop.done(), ["STEP_RESERVE"]);
+    let kept = "select (detail ->> 'evidence') from dipmo.journal where kind = 'OPERATOR'
+                union all select detail ->> 'evidence' from dipmo.audit";
+    assert_eq!(scene.world.texts(kept).await, ["bank statement 4711"; 2]);
+}
+
+#[tokio::test]
+async fn pausing_holds_the_answer_until_it_is_resumed() {
+    let scene = Scene::new(false).await;
+    let id = scene.purchase("P-1").await;
+    scene.act(id, OperatorVerb::Pause).await.unwrap();
+    assert_eq!(scene.status(id).await, "PAUSED STEP_RESERVE");
+    scene.after(600).await;
+    assert_eq!(scene.status(id).await, "PAUSED STEP_RESERVE", "its patience is paused too");
+    scene.act(id, OperatorVerb::Resume).await.unwrap();
+    assert_eq!(scene.status(id).await, "RUNNING STEP_RESERVE");
+}
+
+#[tokio::test]
+async fn a_dry_run_says_what_would_happen_and_does_nothing() {
+    let scene = Scene::new(true).await;
+    let id = scene.paused().await;
+    let plan = scene.intervene(Intervention::new(id, OperatorVerb::Resubmit).dry_run(true)).await.unwrap();
+    assert_eq!(plan.note, "would become RUNNING in STEP_PAY; Pay would be sent");
+    assert_eq!(scene.status(id).await, "PAUSED STEP_PAY");
+    assert_eq!(scene.audit().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn of_two_operators_at_once_one_is_refused_with_the_reason() {
+    let scene = Scene::new(true).await;
+    let id = scene.paused().await;
+    let (first, second) = tokio::join!(scene.act(id, OperatorVerb::Resubmit), scene.act(id, OperatorVerb::Skip));
+    let refused = [&first, &second].into_iter().filter_map(|result| result.as_ref().err()).collect::<Vec<_>>();
+    assert!(refused.len() <= 1, "one of them was first: {first:?} {second:?}");
+    // What both saw is a version; the slower one has seen an old one.
+    let seen = Intervention { seen_version: Some(1), ..Intervention::new(id, OperatorVerb::Compensate) };
+    let moved = scene.intervene(seen).await.unwrap_err();
+    assert_eq!(moved.kind(), ErrorKind::Conflict);
+    assert!(moved.to_string().contains("changed in the meantime"), "{moved}");
+    scene.run().await;
+    let pays = scene.shop.done().iter().filter(|step| *step == "STEP_PAY").count();
+    assert!(pays <= 1, "whatever they agreed on, it was paid at most once");
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_with_what_would() {
+    let scene = Scene::new(true).await;
+    let ended = scene.purchase("P-1").await;
+    for verb in [OperatorVerb::Pause, OperatorVerb::Resume, OperatorVerb::Resubmit, OperatorVerb::Skip] {
+        let refusal = scene.act(ended, verb.clone()).await.unwrap_err();
+        assert_eq!(refusal.kind(), ErrorKind::Conflict, "{verb:?}");
+        assert!(refusal.to_string().contains("is SUCCEEDED"), "{refusal}");
+    }
+    let nobody = scene.act(Uuid::now_v7(), OperatorVerb::Pause).await.unwrap_err();
+    assert_eq!(nobody.kind(), ErrorKind::NotFound);
+    assert_eq!(scene.audit().await, [""; 0], "a refusal changes nothing");
+}
