@@ -134,19 +134,13 @@ impl<'a, 'i, 'w> Table<'a, 'i, 'w> {
         text
     }
 
+    /// One that is missing was complained of; what stands for it makes no further complaint.
     fn required(&mut self, key: &'static str) -> String {
-        let there = self.table.iter().any(|(name, _)| name.get_ref() == key);
-        let text = self.text(key);
-        if !there {
-            let span = self.span.clone();
-            self.complain(
-                span,
-                format!("{key} is missing"),
-                "nothing works without it",
-                format!("add {key} = \"...\""),
-            );
+        if self.get(key).is_none() {
+            let (span, what) = (self.span.clone(), format!("{key} is missing"));
+            self.complain(span, what, "nothing works without it", format!("add {key} = \"...\""));
         }
-        text.unwrap_or_default()
+        self.text(key).unwrap_or_else(|| format!("MISSING_{}", self.span.start))
     }
 
     fn destination(&mut self, key: &'static str) -> Option<Destination> {

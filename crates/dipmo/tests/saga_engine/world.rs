@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use dipmo::Message;
 use dipmo::command::envelope::{header, kind};
-use dipmo::command::{BatchItemChange, CommandChange, CommandEvent, CommandStatus, Envelope};
+use dipmo::command::{BatchItemChange, BatchItemStatus, CommandChange, CommandEvent, CommandStatus, Envelope};
 use dipmo::failure::Failure;
 use dipmo::process::{
     Address, Decision, Input, Instance, OperatorAction, OperatorVerb, Process, Status, StatusEvent, TimerChange,
@@ -20,12 +20,12 @@ use time::macros::datetime;
 use uuid::Uuid;
 
 pub(crate) const SAGA: Uuid = Uuid::from_u128(0x018f_0000_0000_7000_8000_0000_0000_0001);
+pub(crate) const CALLER: &str = "KAFKA:callers";
 pub(crate) const NOON: OffsetDateTime = datetime!(2025-11-02 12:00 UTC);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) status: CommandStatus,
-    pub(crate) step: String,
     pub(crate) parked: bool,
     pub(crate) attempts: u32,
     pub(crate) result: Option<Value>,
@@ -44,6 +44,8 @@ pub(crate) struct World {
     /// States and notes as the journal shows them.
     pub(crate) path: Vec<String>,
     pub(crate) notes: Vec<String>,
+    /// How many commands the workers have seen.
+    pub(crate) handled: usize,
     seen: HashSet<String>,
     answers: u128,
 }
@@ -62,6 +64,7 @@ impl World {
             batch_items: Vec::new(),
             path: Vec::new(),
             notes: Vec::new(),
+            handled: 0,
             seen: HashSet::new(),
             answers: 0,
         }
@@ -90,7 +93,7 @@ impl World {
             payload: input,
             rest: Map::new(),
         }
-        .with_header(header::REPLY_TO, "KAFKA:callers")
+        .with_header(header::REPLY_TO, CALLER)
         .with_header(header::TENANT_ID, "acme")
         .with_header(header::BATCH_ID, Uuid::from_u128(5).to_string())
         .with_header(header::BATCH_ITEM, "P-1")
@@ -229,7 +232,6 @@ impl World {
             CommandChange::Issue(issue) => {
                 let row = self.commands.entry(issue.id).or_insert_with(|| Row {
                     status: CommandStatus::Pending,
-                    step: issue.step.clone(),
                     parked: false,
                     attempts: 0,
                     result: None,
@@ -279,6 +281,35 @@ impl World {
     /// The step that a command belongs to.
     pub(crate) fn step_of(envelope: &Envelope) -> String {
         envelope.header(header::IDEMPOTENCY_KEY).unwrap().split_once(':').unwrap().1.to_owned()
+    }
+
+    /// Nothing that the saga began is left open: commands, timers, the caller, the item of the batch.
+    pub(crate) fn assert_nothing_open(&self, about: &str) {
+        assert!(self.status().is_final(), "{about}: {} {}", self.status().name(), self.state());
+        assert!(self.timers.is_empty(), "{about}: {:?}", self.timers);
+        for row in self.commands.values() {
+            assert!(row.status.is_ended(), "{about}: {row:?}");
+        }
+        let succeeded = self.status() == Status::Succeeded;
+        assert_eq!(self.commands[&SAGA].status == CommandStatus::Succeeded, succeeded, "{about}");
+        let (_, answer) =
+            self.sent.iter().rfind(|(to, _)| to == CALLER).unwrap_or_else(|| panic!("{about}: no answer"));
+        assert_eq!(answer.kind == kind::COMPLETED, succeeded, "{about}");
+        let item = self.batch_items.last().unwrap().status;
+        assert_eq!(item == BatchItemStatus::Succeeded, succeeded, "{about}");
+        assert!(item != BatchItemStatus::Running, "{about}");
+    }
+
+    /// The steps whose commands were sent, each once, in the order of the first send.
+    pub(crate) fn sent_steps(&self) -> Vec<String> {
+        let mut steps: Vec<String> = Vec::new();
+        for request in self.requests() {
+            let step = Self::step_of(&request);
+            if !steps.contains(&step) {
+                steps.push(step);
+            }
+        }
+        steps
     }
 
     /// Types of what was sent to a place.
