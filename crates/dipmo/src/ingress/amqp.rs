@@ -45,12 +45,6 @@ pub struct AmqpIngress {
     room: usize,
 }
 
-/// A message that will be stored, or cannot be.
-enum Sorted {
-    Good(Delivery, Arrived),
-    Unreadable(Arrived, String),
-}
-
 impl AmqpIngress {
     /// Registers the consumer; the broker is connected to when it runs.
     pub async fn new(db: Db, consumer: Arc<Consumer>, options: AmqpOptions, queue: &str, wake: Wake) -> Result<Self> {
@@ -116,13 +110,13 @@ impl AmqpIngress {
     async fn settle(&mut self, inlet: &mut Inlet, batch: Vec<Arrived>) -> Result<()> {
         let count = batch.len();
         let (mut deliveries, mut taken, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
-        for sorted in batch.into_iter().map(|arrived| self.sort(arrived)) {
-            match sorted {
-                Sorted::Good(delivery, arrived) => {
+        for arrived in batch {
+            match self.decode(&arrived) {
+                Ok(delivery) => {
                     deliveries.push(delivery);
                     taken.push(arrived);
                 }
-                Sorted::Unreadable(arrived, why) => unreadable.push((arrived, why)),
+                Err(why) => unreadable.push((arrived, why.to_owned())),
             }
         }
         let stored = self.store(&deliveries).await?;
@@ -162,17 +156,11 @@ impl AmqpIngress {
         Ok(told)
     }
 
-    fn sort(&self, arrived: Arrived) -> Sorted {
-        let Some(message) = &arrived.message else {
-            return Sorted::Unreadable(arrived, "the sections of the message cannot be decoded".to_owned());
-        };
-        match incoming(&self.queue, message) {
-            Ok(letter) => {
-                let (message, fault) = decode_letter(letter, &self.envelope);
-                Sorted::Good(Delivery::Fresh { message: Arc::new(message), fault }, arrived)
-            }
-            Err(why) => Sorted::Unreadable(arrived, why.to_owned()),
-        }
+    /// The error says why the message cannot be kept byte for byte.
+    fn decode(&self, arrived: &Arrived) -> Result<Delivery, &'static str> {
+        let message = arrived.message.as_ref().ok_or("the sections of the message cannot be decoded")?;
+        let (message, fault) = decode_letter(incoming(&self.queue, message)?, &self.envelope);
+        Ok(Delivery::Fresh { message: Arc::new(message), fault })
     }
 
     /// What can never be stored is left with the broker, where somebody will look for it.

@@ -169,7 +169,8 @@ impl Lane {
         let Source::Wal(source) = &mut self.source else { return Ok(Vec::new()) };
         let mut is_news = |candidate: &Candidate| match candidate.place {
             (_, 0) => true,
-            (shard, id) => !source.kept.remove(&id) && !shards.get(&shard).is_some_and(|own| own.has_sent(id)),
+            // All shards of the lane are owned: a row of another shard is another lane's.
+            (shard, id) => !source.kept.remove(&id) && shards.get(&shard).is_some_and(|own| !own.has_sent(id)),
         };
         let all = rows.into_iter().zip(transactions).map(|(row, number)| Candidate::new(OutRow::Wal(row), number));
         if !publisher.keeps_any_whole() {

@@ -16,6 +16,7 @@ mod records;
 mod bad_days;
 mod emit;
 mod foreign;
+mod lanes;
 mod operator;
 mod slot;
 mod switch;

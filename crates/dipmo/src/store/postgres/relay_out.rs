@@ -92,9 +92,14 @@ impl OutRow {
     }
 }
 
-/// The topic or queue.
-fn topic(destination: &str) -> &str {
+/// The topic or queue of a row, whose shard has told its transport.
+fn place(destination: &str) -> &str {
     destination.split_once(':').map_or(destination, |(_, place)| place)
+}
+
+/// What was emitted has no shard: only Kafka is reached that way, and anything else must not look like a topic.
+fn topic(destination: &str) -> &str {
+    destination.strip_prefix("KAFKA:").unwrap_or(destination)
 }
 
 fn of_table(row: &Row, transaction: u64) -> Outgoing<'_> {
@@ -103,7 +108,7 @@ fn of_table(row: &Row, transaction: u64) -> Outgoing<'_> {
         shard: row.get(0),
         transaction,
         message_id: row.get::<_, Uuid>(2),
-        topic: topic(row.get(3)),
+        topic: place(row.get(3)),
         key: row.get(4),
         tenant: row.get(5),
         aggregate_type: row.get(6),
