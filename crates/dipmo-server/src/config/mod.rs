@@ -9,6 +9,7 @@ mod database;
 mod kafka;
 mod locate;
 mod runtime;
+mod sagas;
 mod value;
 
 pub(crate) use api::ApiConfig;
@@ -16,6 +17,7 @@ pub(crate) use consumer::ConsumerConfig;
 pub(crate) use database::DatabaseConfig;
 pub(crate) use kafka::KafkaConfig;
 pub(crate) use runtime::{HttpConfig, LogConfig, LogFormat, NodeConfig, OtlpConfig, RelayConfig, RetentionConfig};
+pub(crate) use sagas::SagasConfig;
 pub(crate) use value::{Secret, Span};
 
 use std::fmt;
@@ -38,6 +40,7 @@ pub(crate) struct Config {
     pub(crate) retention: RetentionConfig,
     pub(crate) http: HttpConfig,
     pub(crate) api: ApiConfig,
+    pub(crate) sagas: SagasConfig,
     pub(crate) log: LogConfig,
     pub(crate) otlp: Option<OtlpConfig>,
 }
@@ -107,6 +110,7 @@ impl Config {
         self.database.validate()?;
         self.http.validate()?;
         self.api.validate()?;
+        self.sagas.validate()?;
         self.log.validate()?;
         if let Some(kafka) = &self.kafka {
             kafka.validate()?;
