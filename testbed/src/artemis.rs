@@ -314,6 +314,8 @@ ACCEPTORS</acceptors>
 <permission type="manage" roles="amq"/>
 </security-setting>
 <security-setting match="LOCKED#">
+<permission type="createDurableQueue" roles="amq"/>
+<permission type="createAddress" roles="amq"/>
 <permission type="send" roles="nobody"/>
 <permission type="consume" roles="nobody"/>
 </security-setting>

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::api::{Api, Sagas};
 use crate::cli::Role;
-use crate::config::{Config, Problem};
+use crate::config::{AmqpConfig, Config, Problem};
 use crate::definitions::{self, Definitions};
 use crate::exit::{Exit, Quit};
 use crate::handler::SqlHandler;
@@ -135,6 +135,7 @@ fn options(
             .map(|kafka| kafka.options(&config.database.schema))
             .transpose()
             .map_err(misconfigured)?,
+        amqp: config.amqp.as_ref().map(AmqpConfig::options).transpose().map_err(misconfigured)?,
         relay: config.relay.options(node),
         upkeep: config.upkeep(),
         trace,

@@ -49,12 +49,21 @@ pub enum Source {
     Internal { event_types: Vec<String> },
     /// Messages of the outbox with destination `INTERNAL:<queue>`, of whatever event type.
     InternalQueue { queues: Vec<String> },
+    /// Queues of an AMQP 1.0 broker. Whatever the mode, messages are stored first and handled by workers.
+    Amqp { queues: Vec<String> },
 }
 
 impl Source {
     fn event_types(&self) -> &[String] {
         match self {
             Source::Internal { event_types } => event_types,
+            _ => &[],
+        }
+    }
+
+    fn amqp_queues(&self) -> &[String] {
+        match self {
+            Source::Amqp { queues } => queues,
             _ => &[],
         }
     }
@@ -69,7 +78,7 @@ impl Source {
     fn topics(&self) -> Option<&Vec<String>> {
         match self {
             Source::Kafka { topics, .. } => Some(topics),
-            Source::Internal { .. } | Source::InternalQueue { .. } => None,
+            Source::Internal { .. } | Source::InternalQueue { .. } | Source::Amqp { .. } => None,
         }
     }
 }
@@ -243,21 +252,34 @@ impl Consumer {
         self
     }
 
+    /// Take these queues of the AMQP 1.0 broker.
+    #[must_use]
+    pub fn from_amqp(mut self, queues: &[&str]) -> Self {
+        self.sources.push(Source::Amqp { queues: queues.iter().map(|queue| (*queue).to_owned()).collect() });
+        self
+    }
+
+    /// The queues it takes from the AMQP 1.0 broker.
+    pub fn amqp_queues(&self) -> Vec<&str> {
+        self.sources.iter().flat_map(Source::amqp_queues).map(String::as_str).collect()
+    }
+
     pub fn validate(&self) -> Result<()> {
         let wrong = |what: &str| Err(Error::invalid(format!("consumer {:?}: {what}", self.name)));
         let kafka: Vec<&Vec<String>> = self.sources.iter().filter_map(Source::topics).collect();
         let text = |s: &str| !s.is_empty() && s.len() <= 200 && !s.contains('\0');
-        let internal = |pick: fn(&Source) -> &[String]| self.sources.iter().flat_map(pick);
+        let named = |pick: fn(&Source) -> &[String]| self.sources.iter().flat_map(pick);
         match () {
             () if !text(&self.name) => wrong("the name must have 1 to 200 characters"),
             () if self.sources.is_empty() => {
-                wrong("it has no source: name topics, internal event types or internal queues")
+                wrong("it has no source: name topics, queues, internal event types or internal queues")
             }
             () if kafka.len() > 1 => wrong("it has two Kafka sources: name all its topics in one"),
             () if kafka.iter().any(|topics| topics.is_empty()) => wrong("its Kafka source names no topics"),
-            () if internal(Source::queues).any(|queue| !text(queue)) => wrong("an internal queue is empty or too long"),
+            () if named(Source::queues).any(|queue| !text(queue)) => wrong("an internal queue is empty or too long"),
+            () if named(Source::amqp_queues).any(|queue| !text(queue)) => wrong("an AMQP queue is empty or too long"),
             // Told apart from queues by this in the table of subscriptions.
-            () if internal(Source::event_types).any(|event| event.starts_with("INTERNAL:")) => {
+            () if named(Source::event_types).any(|event| event.starts_with("INTERNAL:")) => {
                 wrong("an event type begins with INTERNAL: - queues are named apart, and without it")
             }
             () if self.batch_max == 0 || self.batch_max > 10_000 => wrong("batch_max must be 1 to 10000"),

@@ -5,6 +5,7 @@
 //! [`relay`] sends what the outbox holds, [`upkeep`] keeps the tables in shape, [`operator`] looks
 //! and repairs. A [`node::Node`] runs them all.
 
+pub mod batch;
 pub mod command;
 pub mod consumer;
 pub mod handler;
@@ -29,6 +30,7 @@ pub mod locate;
 pub mod message;
 pub mod shutdown;
 pub mod span;
+mod tls;
 pub mod trace;
 pub mod wake;
 

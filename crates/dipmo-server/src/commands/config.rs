@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use crate::cli::{ConfigVerb, Format};
-use crate::config::{Config, ConsumerConfig, Problem};
+use crate::config::{AmqpConfig, Config, ConsumerConfig, Problem};
 use crate::definitions;
 use crate::exit::{Exit, Quit};
 use crate::output;
@@ -35,7 +35,8 @@ fn secrets(config: &Config) -> Result<(), Problem> {
     let options = config.database.options("dipmo")?;
     dipmo::store::postgres::Db::open(options).map_err(|error| Problem::new("database", error.to_string()))?;
     config.api.tokens()?;
-    config.kafka.as_ref().map(|kafka| kafka.options(&config.database.schema)).transpose().map(drop)
+    config.kafka.as_ref().map(|kafka| kafka.options(&config.database.schema)).transpose()?;
+    config.amqp.as_ref().map(AmqpConfig::options).transpose().map(drop)
 }
 
 /// The configuration as it will be used, without secrets.
@@ -43,6 +44,9 @@ fn understood(config: &Config) -> Value {
     let kafka = config.kafka.as_ref().map(|kafka| {
         let settings: Vec<&String> = kafka.settings.keys().collect();
         json!({ "brokers": kafka.brokers, "transactional_topics": kafka.transactional_topics, "settings": settings })
+    });
+    let amqp = config.amqp.as_ref().map(|amqp| {
+        json!({ "place": amqp.place(), "profile": format!("{:?}", amqp.profile), "backout_queue": amqp.backout_queue })
     });
     let retention = &config.retention;
     json!({
@@ -52,6 +56,7 @@ fn understood(config: &Config) -> Value {
             "connections": config.database.connections,
         },
         "kafka": kafka,
+        "amqp": amqp,
         "node": { "name": config.node.name(), "drain_max": config.node.drain_max.to_string() },
         "consumer": config.consumer.iter().map(consumer).collect::<Vec<_>>(),
         "relay": { "lease": config.relay.lease.to_string(), "batch_rows": config.relay.batch_rows },
@@ -78,7 +83,9 @@ fn consumer(c: &ConsumerConfig) -> Value {
     json!({
         "name": c.name,
         "topics": c.topics,
+        "queues": c.queues,
         "internal": c.internal,
+        "internal_queues": c.internal_queues,
         "handler": c.handler.sql.to_string(),
         "mode": format!("{:?}", c.mode).to_lowercase(),
         "on_dead": format!("{:?}", c.on_dead).to_lowercase(),

@@ -20,6 +20,8 @@ pub(crate) struct ConsumerConfig {
     pub(crate) group: Option<String>,
     pub(crate) system: Option<String>,
     #[serde(default)]
+    pub(crate) queues: Vec<String>,
+    #[serde(default)]
     pub(crate) internal: Vec<String>,
     #[serde(default)]
     pub(crate) internal_queues: Vec<String>,
@@ -150,13 +152,16 @@ impl FieldName {
 }
 
 impl ConsumerConfig {
-    pub(super) fn validate(&self, n: usize, has_kafka: bool) -> Result<(), Problem> {
+    pub(super) fn validate(&self, n: usize, has_kafka: bool, has_amqp: bool) -> Result<(), Problem> {
         let wrong = |key: &str, message: &str| Err(Problem::new(format!("consumer[{n}].{key}"), message));
-        if self.topics.is_empty() && self.internal.is_empty() && self.internal_queues.is_empty() {
-            return wrong("topics", "the consumer has no source: give topics, internal or internal_queues");
+        if [&self.topics, &self.queues, &self.internal, &self.internal_queues].iter().all(|named| named.is_empty()) {
+            return wrong("topics", "the consumer has no source: give topics, queues, internal or internal_queues");
         }
         if !self.topics.is_empty() && !has_kafka {
             return wrong("topics", "topics need a [kafka] section");
+        }
+        if !self.queues.is_empty() && !has_amqp {
+            return wrong("queues", "queues need an [amqp] section");
         }
         if self.topics.iter().chain(&self.internal).any(String::is_empty) {
             return wrong("topics", "a topic or event type is empty");
@@ -224,6 +229,9 @@ impl ConsumerConfig {
         if !self.topics.is_empty() {
             let (topics, group, system) = (self.topics.clone(), self.group.clone(), self.system.clone());
             sources.push(Source::Kafka { topics, group, system });
+        }
+        if !self.queues.is_empty() {
+            sources.push(Source::Amqp { queues: self.queues.clone() });
         }
         if !self.internal.is_empty() {
             sources.push(Source::Internal { event_types: self.internal.clone() });

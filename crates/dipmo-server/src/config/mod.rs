@@ -3,6 +3,7 @@
 //! One file a section. Unknown keys are refused. Messages never quote the file's text, because a line
 //! may hold a secret.
 
+mod amqp;
 mod api;
 mod consumer;
 mod database;
@@ -12,6 +13,7 @@ mod runtime;
 mod sagas;
 mod value;
 
+pub(crate) use amqp::AmqpConfig;
 pub(crate) use api::ApiConfig;
 pub(crate) use consumer::ConsumerConfig;
 pub(crate) use database::DatabaseConfig;
@@ -34,6 +36,7 @@ const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 pub(crate) struct Config {
     pub(crate) database: DatabaseConfig,
     pub(crate) kafka: Option<KafkaConfig>,
+    pub(crate) amqp: Option<AmqpConfig>,
     pub(crate) node: NodeConfig,
     pub(crate) consumer: Vec<ConsumerConfig>,
     pub(crate) relay: RelayConfig,
@@ -115,11 +118,14 @@ impl Config {
         if let Some(kafka) = &self.kafka {
             kafka.validate()?;
         }
+        if let Some(amqp) = &self.amqp {
+            amqp.validate(self.consumer.iter().any(|consumer| !consumer.queues.is_empty()))?;
+        }
         if let Some(otlp) = &self.otlp {
             otlp.validate()?;
         }
         for (n, consumer) in self.consumer.iter().enumerate() {
-            consumer.validate(n, self.kafka.is_some())?;
+            consumer.validate(n, self.kafka.is_some(), self.amqp.is_some())?;
             if self.consumer[..n].iter().any(|other| other.name == consumer.name) {
                 let message = format!("there is another consumer named {:?}", consumer.name);
                 return Err(Problem::new(format!("consumer[{n}].name"), message));

@@ -7,15 +7,19 @@
 pub mod accept;
 pub mod envelope;
 mod status;
+pub mod worker;
 
 pub use envelope::Envelope;
 pub use status::{CommandEvent, CommandStatus, IllegalCommand};
+pub use worker::{Answer, CommandHandler, CommandWorker};
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
+
+use crate::failure::Failure;
 
 /// What a decision changes about a command; written in the transaction of the decision.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,15 +71,43 @@ pub struct CommandError {
     /// Whether sending it again may help.
     #[serde(default)]
     pub retryable: bool,
+    /// Nobody knows whether it was done, such as when a system behind the worker did not answer. A saga that
+    /// gives such a command up undoes it where the compensation takes what is unknown.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unknown: bool,
 }
 
 impl CommandError {
     pub fn permanent(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), retryable: false }
+        Self { code: code.into(), message: message.into(), retryable: false, unknown: false }
     }
 
     pub fn retryable(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), retryable: true }
+        Self { code: code.into(), message: message.into(), retryable: true, unknown: false }
+    }
+
+    /// It may have been done or not: sending it again finds out.
+    pub fn unknown(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { unknown: true, ..Self::retryable(code, message) }
+    }
+}
+
+/// So that `?` works on SQL in a handler: what the server may not refuse next time is worth sending again.
+impl From<tokio_postgres::Error> for CommandError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Failure::from(error).into()
+    }
+}
+
+impl From<Failure> for CommandError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Transient { code, message } => Self::retryable(code, message),
+            Failure::Permanent { code, message } | Failure::Undecodable { code, message } => {
+                Self::permanent(code, message)
+            }
+            Failure::Stale { reason } => Self::permanent("STALE", reason),
+        }
     }
 }
 

@@ -24,9 +24,21 @@ const FIELD_BYTES_MAX: usize = 1_000;
 
 /// Reads the envelope. The fault says why the message cannot be handled as it is.
 pub fn decode(record: &Record, system: Option<&str>, envelope: &Envelope) -> (Message, Option<Fault>) {
+    let position = format!("{}/{}/{}", record.topic, record.partition, record.offset);
+    let place = (Some(record.partition), Some(record.offset));
+    decode_at(record, system, envelope, (place, position))
+}
+
+/// The same for a record from a place that may have no partitions; `id` is what it is called where it does
+/// not say so itself.
+pub(super) fn decode_at(
+    record: &Record,
+    system: Option<&str>,
+    envelope: &Envelope,
+    ((partition, offset), id): ((Option<i32>, Option<i64>), String),
+) -> (Message, Option<Fault>) {
     let mut fields = Fields { envelope, record, body: None, fault: None };
     fields.parse_body();
-    let position = format!("{}/{}/{}", record.topic, record.partition, record.offset);
     let message_id = fields.text(Field::MessageId);
     let aggregate_id = fields.text(Field::AggregateId);
     let mut message = Message {
@@ -42,11 +54,11 @@ pub fn decode(record: &Record, system: Option<&str>, envelope: &Envelope) -> (Me
         causation_id: fields.text(Field::CausationId),
         traceparent: fields.text(Field::Traceparent),
         headers: headers_as_json(&record.headers),
-        message_id: message_id.unwrap_or(position),
+        message_id: message_id.unwrap_or(id),
         aggregate_id,
         topic: record.topic.clone(),
-        partition: Some(record.partition),
-        offset: Some(record.offset),
+        partition,
+        offset,
         payload: record.payload.clone(),
         event_time: record.timestamp,
         attempt: 1,

@@ -14,14 +14,17 @@ use std::time::Duration;
 use tokio::task::{Id, JoinError, JoinSet};
 use tracing::error;
 
+use crate::batch::BatchWatcher;
 use crate::consumer::{Consumer, Source};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ingress::KafkaIngress;
+use crate::ingress::{AmqpIngress, KafkaIngress};
+use crate::message::Destination;
 use crate::relay::{Relay, RelayOptions};
 use crate::runner::{Runner, Worker};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::{Db, schema};
 use crate::trace::TraceContext;
+use crate::transport::amqp::{AmqpOptions, AmqpPublisher};
 use crate::transport::kafka::{KafkaOptions, KafkaPublisher};
 use crate::upkeep::{Upkeep, UpkeepOptions};
 use crate::wake::Wake;
@@ -47,11 +50,15 @@ pub struct NodeOptions {
     /// Unique among the running processes: leases and heartbeats carry it.
     pub name: String,
     pub roles: Roles,
-    /// Without it, only INTERNAL is served.
+    /// Without it, no topic is read or sent to.
     pub kafka: Option<KafkaOptions>,
-    /// `node`, `kafka` and `inbox_wake` are set by the node.
+    /// Without it, no queue of a broker is read or sent to.
+    pub amqp: Option<AmqpOptions>,
+    /// `node`, `kafka`, `amqp` and `inbox_wake` are set by the node.
     pub relay: RelayOptions,
     pub upkeep: UpkeepOptions,
+    /// Where the end of a batch is told, beside the table.
+    pub batch_events: Option<Destination>,
     /// Where spans are exported; without it none are opened.
     pub trace: Option<Arc<dyn TraceContext>>,
 }
@@ -65,6 +72,8 @@ impl NodeOptions {
             name,
             roles: Roles::default(),
             kafka: None,
+            amqp: None,
+            batch_events: None,
             trace: None,
         }
     }
@@ -124,6 +133,8 @@ impl Node {
         if self.options.roles.upkeep {
             let upkeep = self.upkeep()?;
             loops.spawn("upkeep", |shutdown| async move { upkeep.run(shutdown).await });
+            let batches = BatchWatcher::new(self.db.clone()).telling(self.options.batch_events.clone());
+            loops.spawn("batches", |shutdown| async move { batches.run(shutdown).await });
         }
         Ok(loops)
     }
@@ -147,6 +158,9 @@ impl Node {
             runner = Some(worker.runner().clone());
             loops.spawn(format!("worker {}", consumer.name), |shutdown| worker.run(shutdown));
         }
+        if roles.ingress {
+            self.start_queues(consumer, wake, loops).await?;
+        }
         let reads_kafka = consumer.sources.iter().any(|source| matches!(source, Source::Kafka { .. }));
         if !roles.ingress || !reads_kafka {
             return Ok(runner);
@@ -159,6 +173,18 @@ impl Node {
         let ingress = ingress.traced(self.options.trace.clone());
         loops.spawn(format!("ingress {}", consumer.name), |shutdown| ingress.run(shutdown));
         Ok(runner)
+    }
+
+    /// One loop a queue, each with a connection of its own.
+    async fn start_queues(&self, consumer: &Arc<Consumer>, wake: &Wake, loops: &mut Loops) -> Result<()> {
+        for queue in consumer.amqp_queues() {
+            let Some(amqp) = self.options.amqp.clone() else {
+                return Err(Error::invalid(format!("consumer {} reads AMQP, but no broker is given", consumer.name)));
+            };
+            let ingress = AmqpIngress::new(self.db.clone(), consumer.clone(), amqp, queue, wake.clone()).await?;
+            loops.spawn(format!("ingress {} {queue}", consumer.name), |shutdown| ingress.run(shutdown));
+        }
+        Ok(())
     }
 
     fn upkeep(&self) -> Result<Upkeep> {
@@ -179,6 +205,9 @@ impl Node {
         options.trace.clone_from(&self.options.trace);
         if let Some(kafka) = &self.options.kafka {
             options.kafka = Some(Arc::new(KafkaPublisher::new(kafka.clone())?));
+        }
+        if let Some(amqp) = &self.options.amqp {
+            options.amqp = Some(Arc::new(AmqpPublisher::new(amqp.clone())?));
         }
         Relay::new(self.db.clone(), options)
     }

@@ -6,6 +6,7 @@
 //! Not promised: that a list is a snapshot; messages move while one looks.
 
 pub mod audit;
+pub mod batches;
 pub mod commands;
 pub mod doctor;
 mod doctor_readers;
@@ -17,6 +18,7 @@ pub mod processes;
 pub mod relay;
 pub mod sagas;
 mod status;
+pub mod why;
 
 pub use status::{Status, status};
 

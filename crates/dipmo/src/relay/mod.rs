@@ -57,6 +57,8 @@ use wake::Listener;
 pub const INTERNAL: &str = "INTERNAL";
 /// The lane of messages for Kafka topics.
 pub const KAFKA: &str = "KAFKA";
+/// The lane of messages for queues of an AMQP 1.0 broker.
+pub const AMQP: &str = "AMQP";
 
 /// While the horizon waits for a transaction to end, it looks this often.
 const WAITING_POLL: Duration = Duration::from_millis(4);
@@ -90,6 +92,8 @@ pub struct RelayOptions {
     pub local: Option<Arc<dyn LocalConsumers>>,
     /// What sends to Kafka; without it this relay leaves that lane to others.
     pub kafka: Option<Arc<dyn Publisher>>,
+    /// What sends to the queues of an AMQP 1.0 broker; without it this relay leaves that lane to others.
+    pub amqp: Option<Arc<dyn Publisher>>,
     /// For a row that fails while others pass.
     pub retry: RetryPolicy,
     /// A destination that does not answer is probed after this long, then ever later ...
@@ -123,6 +127,7 @@ impl RelayOptions {
             internal: true,
             local: None,
             kafka: None,
+            amqp: None,
             retry: RetryPolicy::default(),
             probe_after: Duration::from_secs(1),
             probe_after_max: Duration::from_secs(30),
@@ -143,7 +148,7 @@ impl RelayOptions {
             () if self.lease < Duration::from_secs(1) => wrong("lease must be at least 1 s"),
             () if self.batch_rows == 0 || self.batch_rows > 10_000 => wrong("batch_rows must be 1 to 10000"),
             () if self.retry.attempts_max == 0 => wrong("retry.attempts_max must be at least 1"),
-            () if !self.internal && self.kafka.is_none() => wrong("it serves no lane"),
+            () if !self.internal && self.kafka.is_none() && self.amqp.is_none() => wrong("it serves no lane"),
             () => Ok(()),
         }
     }
@@ -161,7 +166,7 @@ pub struct Relay {
 pub struct RelayStep {
     /// Rows handed over to consumers in the same database.
     pub handed_over: usize,
-    /// Rows that Kafka acknowledged.
+    /// Rows that a broker acknowledged.
     pub published: usize,
     /// Rows that became exceptions, or changed as such.
     pub excepted: usize,
@@ -169,7 +174,7 @@ pub struct RelayStep {
     pub shards: usize,
     /// More was waiting than one step takes.
     pub more: bool,
-    /// Kafka does not answer and is left alone for a while.
+    /// A broker does not answer and is left alone for a while.
     pub breaker_open: bool,
     /// Rows that one reader has seen and the other has not, while both look.
     pub differences: usize,
@@ -314,6 +319,7 @@ impl fmt::Debug for RelayOptions {
             .field("batch_rows", &self.batch_rows)
             .field("internal", &self.internal)
             .field("kafka", &self.kafka.is_some())
+            .field("amqp", &self.amqp.is_some())
             .finish_non_exhaustive()
     }
 }

@@ -17,7 +17,7 @@ use super::lane::{Lane, LaneStep};
 use super::leases::{LANE_SHARDS, Leases};
 use super::publish::Sender;
 use super::reader::{Account, Checkpoint, Turn};
-use super::{INTERNAL, KAFKA, RelayOptions, RelayStep};
+use super::{AMQP, INTERNAL, KAFKA, RelayOptions, RelayStep};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::postgres::Db;
 use crate::store::postgres::relay::Link;
@@ -65,9 +65,10 @@ impl Session {
         if options.internal {
             idle.push(Lane::open(INTERNAL, leases.clone(), Arc::clone(options), db, None).await?);
         }
-        if let Some(publisher) = &options.kafka {
+        for (name, publisher) in [(KAFKA, &options.kafka), (AMQP, &options.amqp)] {
+            let Some(publisher) = publisher else { continue };
             let sender = Sender::new(Arc::clone(publisher), options);
-            idle.push(Lane::open(KAFKA, leases.clone(), Arc::clone(options), db, Some(sender)).await?);
+            idle.push(Lane::open(name, leases.clone(), Arc::clone(options), db, Some(sender)).await?);
         }
         // Opened last: whatever the horizon says was read after the lanes' connections were there.
         let link = Link::open(db, "relay horizon").await?;
@@ -172,7 +173,7 @@ impl Session {
             Err(error) => return Some(Err(Error::new(ErrorKind::Bug, "a relay lane panicked").source(error))),
         };
         let name = lane.name();
-        self.problem = lane.problem().or_else(|| self.problem.take().filter(|_| name == INTERNAL));
+        self.problem = lane.problem().or_else(|| self.problem.take().filter(|_| name != KAFKA));
         self.idle.push(lane);
         Some(done.map(|step| {
             self.backlog.insert(name, step.behind);

@@ -145,8 +145,8 @@ pub(super) fn store_only(batch: Batch<'_>, known: &Known) -> Folded {
         {
             match fault {
                 Some(fault) => fold.undecodable(delivery, message, fault.clone()),
-                // In inline mode later messages of the key must not overtake what is only stored.
-                None if batch.consumer.mode == Mode::Inline => {
+                // In inline mode later messages of the partition must not overtake what is only stored.
+                None if batch.consumer.mode == Mode::Inline && message.partition.is_some() => {
                     fold.settle(delivery, message, Disposition::Parked, Some(Park::Draining));
                 }
                 None => fold.settle(delivery, message, Disposition::Received, None),

@@ -130,6 +130,16 @@ impl Runner {
         Ok(report)
     }
 
+    /// Stores deliveries of a source that several nodes read at once, without handling them. Nothing of such
+    /// a source is owned, so there is no fence: what two nodes were given is told apart by its id alone.
+    pub async fn take_in(&self, deliveries: &[Delivery]) -> Result<Report> {
+        let (spans, fence) = (Spans::new(None, &self.consumer.name), Fence::new());
+        let batch = Batch { consumer: &self.consumer, fence: &fence, spans: &spans, deliveries };
+        let report = self.in_parts(batch, |part| self.store_part(part)).await?;
+        self.count(&report);
+        Ok(report)
+    }
+
     async fn decide(&self, process: &dyn Process, batch: Batch<'_>) -> Result<Report> {
         self.in_parts(batch, |part| self.decide_part(process, part)).await
     }

@@ -1,5 +1,8 @@
 //! Brokers and other places that messages come from and go to, one file each.
 
+pub mod amqp;
+pub(crate) mod amqp_message;
+pub(crate) mod amqp_wire;
 pub mod kafka;
 mod kafka_deliveries;
 mod kafka_groups;
@@ -29,6 +32,7 @@ pub struct Outgoing<'a> {
     /// Rows of one database transaction have the same number and stand together; 0 is unknown.
     pub transaction: u64,
     pub message_id: Uuid,
+    /// The topic, or the queue.
     pub topic: &'a str,
     /// Order is kept within (topic, key).
     pub key: &'a str,

@@ -145,6 +145,7 @@ impl Upkeep {
             (Memory::RelayBatches, retention.outbox),
             (Memory::CommandRequests, retention.dedupe),
             (Memory::EndedCommands, retention.dedupe),
+            (Memory::CommandLedger, retention.dedupe),
         ];
         for (memory, window) in memories {
             for _ in 0..FORGET_BATCHES_MAX {

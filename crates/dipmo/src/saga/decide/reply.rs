@@ -81,7 +81,9 @@ impl Turn<'_> {
         let name = &self.context.compiled.call(place).name;
         let record = self.record(name);
         if error.retryable {
-            record.unheard = record.unheard.saturating_sub(1);
+            if !error.unknown {
+                record.unheard = record.unheard.saturating_sub(1);
+            }
             let timed_out = error.code == TIMED_OUT;
             self.try_again(place, error, timed_out);
         } else {

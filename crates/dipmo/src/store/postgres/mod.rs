@@ -1,13 +1,16 @@
 //! The PostgreSQL store: one file a stage, one transaction a method, batches in and out.
 
+pub(crate) mod batch;
 mod claim;
 mod columns;
 mod command;
 pub(crate) mod command_accept;
+pub(crate) mod command_ledger;
 pub mod definitions;
 pub mod inbox;
 mod lease;
 pub(crate) mod operator;
+pub(crate) mod operator_batch;
 pub(crate) mod operator_command;
 pub(crate) mod operator_doctor;
 pub(crate) mod operator_inbox;
@@ -18,6 +21,7 @@ pub(crate) mod operator_process;
 pub(crate) mod operator_relay;
 pub(crate) mod operator_saga;
 pub(crate) mod operator_status;
+pub(crate) mod operator_why;
 pub(crate) mod outbox;
 mod process;
 pub(crate) mod relay;

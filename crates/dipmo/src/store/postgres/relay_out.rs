@@ -92,8 +92,9 @@ impl OutRow {
     }
 }
 
+/// The topic or queue.
 fn topic(destination: &str) -> &str {
-    destination.strip_prefix("KAFKA:").unwrap_or(destination)
+    destination.split_once(':').map_or(destination, |(_, place)| place)
 }
 
 fn of_table(row: &Row, transaction: u64) -> Outgoing<'_> {

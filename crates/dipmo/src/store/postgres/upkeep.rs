@@ -46,6 +46,7 @@ pub(crate) enum Memory {
     RelayBatches,
     CommandRequests,
     EndedCommands,
+    CommandLedger,
 }
 
 // Waiting behind an open transaction would make every insert wait behind us.
@@ -116,6 +117,12 @@ delete from dipmo.command where id = any (array(
                       and p.status in ('NEW', 'RUNNING', 'COMPENSATING', 'PAUSED'))
     limit $3))";
 
+const FORGET_LEDGER: &str = "
+-- upkeep.forget_ledger
+delete from dipmo.command_ledger where key in (
+    select key from dipmo.command_ledger
+    where answered_at < coalesce($1, now()) - $2 * interval '1 second' limit $3)";
+
 const FORGET_NODES: &str = "
 -- upkeep.forget_nodes
 delete from dipmo.node where seen_at < coalesce($1, now()) - $2 * interval '1 second'";
@@ -175,6 +182,7 @@ pub(crate) async fn forget(db: &Db, memory: Memory, window: Duration, max: i64) 
         Memory::RelayBatches => FORGET_BATCHES,
         Memory::CommandRequests => FORGET_REQUESTS,
         Memory::EndedCommands => FORGET_COMMANDS,
+        Memory::CommandLedger => FORGET_LEDGER,
     };
     let mut client = db.client().await?;
     let tx = begin(&mut client).await?;
