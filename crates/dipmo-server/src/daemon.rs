@@ -9,16 +9,17 @@ use std::time::Duration;
 
 use dipmo::consumer::Consumer;
 use dipmo::node::{Loops, Node, NodeOptions, Roles};
+use dipmo::saga::Orchestrator;
 use dipmo::shutdown::{Shutdown, ShutdownTrigger};
 use dipmo::store::postgres::{Db, schema};
 use dipmo::trace::TraceContext;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::api::Api;
-use crate::api::catalog::Commands;
+use crate::api::{Api, Sagas};
 use crate::cli::Role;
 use crate::config::{AmqpConfig, Config, Problem};
+use crate::definitions::{self, Definitions};
 use crate::exit::{Exit, Quit};
 use crate::handler::SqlHandler;
 use crate::health::Health;
@@ -50,13 +51,16 @@ async fn run_until_stopped(
     let (_until_the_end, answering) = ShutdownTrigger::new();
     let health = Arc::new(Health::default());
     let mut signals = Signals::new().map_err(failed)?;
-    let commands = Commands::default();
+    let mut definitions = definitions::configured(&config.sagas)?;
+    let orchestrator = Orchestrator::with_options(definitions.registry.clone(), config.sagas.options());
+    let sagas = Sagas { orchestrator: Arc::new(orchestrator), commands: definitions.take_commands() };
+    let orchestrator = Arc::clone(&sagas.orchestrator);
     if let Some(address) = config.http.address() {
         let listener = http::bind(address)
             .await
             .map_err(|error| Quit::new(Exit::Failed, format!("cannot listen on {address}: {error}")))?;
         info!(%address, "listening");
-        let api = Api::new(db.clone(), config, commands).map_err(misconfigured)?;
+        let api = Api::new(db.clone(), config, sagas).map_err(misconfigured)?;
         tokio::spawn(http::serve(listener, db.clone(), Arc::clone(&health), metrics, api, answering));
     }
     tokio::select! {
@@ -65,7 +69,7 @@ async fn run_until_stopped(
     }
     let has = |role: Role| roles.is_empty() || roles.contains(&role);
     let options = options(config, &node, has, trace)?;
-    let mut loops = start(config, &db, options, &shutdown).await?;
+    let mut loops = start(config, &db, options, &shutdown, (&definitions, &orchestrator)).await?;
     health.started();
     info!(node, loops = loops.names().join(", "), "running");
     let ended = tokio::select! {
@@ -139,10 +143,21 @@ fn options(
     })
 }
 
-async fn start(config: &Config, db: &Db, options: NodeOptions, shutdown: &Shutdown) -> Result<Loops, Quit> {
+async fn start(
+    config: &Config,
+    db: &Db,
+    options: NodeOptions,
+    shutdown: &Shutdown,
+    (definitions, orchestrator): (&Definitions, &Arc<Orchestrator>),
+) -> Result<Loops, Quit> {
     let mut running = Node::new(db.clone(), options);
     for consumer in consumers(config, db).await? {
         running = running.consumer(consumer);
+    }
+    if !definitions.is_empty() {
+        definitions.register(db, orchestrator).await?;
+        running = running.consumer(definitions::consumer(&config.sagas, Arc::clone(orchestrator)));
+        tokio::spawn(definitions::follow(db.clone(), Arc::clone(orchestrator), shutdown.clone()));
     }
     let loops = running.start(shutdown.clone()).await?;
     if loops.names().is_empty() {

@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod config;
 mod daemon;
+mod definitions;
 mod exit;
 mod handler;
 mod health;

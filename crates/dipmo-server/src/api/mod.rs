@@ -23,6 +23,7 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use dipmo::saga::Orchestrator;
 use dipmo::store::postgres::Db;
 use futures_util::FutureExt as _;
 use metrics::{counter, histogram};
@@ -42,22 +43,28 @@ const REQUEST_MAX: Duration = Duration::from_secs(35);
 #[derive(Clone)]
 pub(crate) struct Api(Arc<Shared>);
 
+/// What the API knows of sagas: which may be started, and who decides on those that run.
+pub(crate) struct Sagas {
+    pub(crate) commands: Commands,
+    pub(crate) orchestrator: Arc<Orchestrator>,
+}
+
 struct Shared {
     db: Db,
     config: Config,
     tokens: Vec<Token>,
-    commands: Commands,
+    sagas: Sagas,
     permits: Semaphore,
 }
 
 impl Api {
     /// Looks the tokens up; refuses when one is not where the configuration says.
-    pub(crate) fn new(db: Db, config: &Config, commands: Commands) -> Result<Self, ConfigProblem> {
+    pub(crate) fn new(db: Db, config: &Config, sagas: Sagas) -> Result<Self, ConfigProblem> {
         Ok(Self(Arc::new(Shared {
             db,
             config: config.clone(),
             tokens: config.api.tokens()?,
-            commands,
+            sagas,
             permits: Semaphore::new(config.api.concurrency),
         })))
     }
@@ -71,7 +78,7 @@ impl Api {
     }
 
     fn commands(&self) -> &Commands {
-        &self.0.commands
+        &self.0.sagas.commands
     }
 }
 

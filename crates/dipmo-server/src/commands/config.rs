@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::Context;
 use crate::cli::{ConfigVerb, Format};
 use crate::config::{AmqpConfig, Config, ConsumerConfig, Problem};
+use crate::definitions;
 use crate::exit::{Exit, Quit};
 use crate::output;
 
@@ -16,7 +17,9 @@ pub(super) fn run(context: &Context, verb: &ConfigVerb) -> Result<Exit, Quit> {
     secrets(&context.config).map_err(|problem| {
         Quit::new(Exit::Usage, format!("{}: {}: {}", file.display(), problem.key, problem.message))
     })?;
-    let understood = understood(&context.config);
+    let sagas = definitions::configured(&context.config.sagas)?;
+    let mut understood = understood(&context.config);
+    understood["sagas"] = sagas.registry.names().collect();
     match context.format {
         Format::Table => {
             output::one(Format::Table, &understood, "")?;

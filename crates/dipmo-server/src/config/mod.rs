@@ -10,6 +10,7 @@ mod database;
 mod kafka;
 mod locate;
 mod runtime;
+mod sagas;
 mod value;
 
 pub(crate) use amqp::AmqpConfig;
@@ -18,6 +19,7 @@ pub(crate) use consumer::ConsumerConfig;
 pub(crate) use database::DatabaseConfig;
 pub(crate) use kafka::KafkaConfig;
 pub(crate) use runtime::{HttpConfig, LogConfig, LogFormat, NodeConfig, OtlpConfig, RelayConfig, RetentionConfig};
+pub(crate) use sagas::SagasConfig;
 pub(crate) use value::{Secret, Span};
 
 use std::fmt;
@@ -41,6 +43,7 @@ pub(crate) struct Config {
     pub(crate) retention: RetentionConfig,
     pub(crate) http: HttpConfig,
     pub(crate) api: ApiConfig,
+    pub(crate) sagas: SagasConfig,
     pub(crate) log: LogConfig,
     pub(crate) otlp: Option<OtlpConfig>,
 }
@@ -110,6 +113,7 @@ impl Config {
         self.database.validate()?;
         self.http.validate()?;
         self.api.validate()?;
+        self.sagas.validate()?;
         self.log.validate()?;
         if let Some(kafka) = &self.kafka {
             kafka.validate()?;

@@ -4,6 +4,7 @@
 
 pub(crate) mod api;
 pub(crate) mod daemon;
+pub(crate) mod silence;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
