@@ -1,5 +1,9 @@
 //! The command line: verbs, arguments, and nothing else.
 
+mod command;
+
+pub(crate) use command::{CommandVerb, DefinitionsVerb, DlqVerb, SendArgs};
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -68,9 +72,17 @@ pub(crate) enum Verb {
     /// Batches of sagas
     #[command(subcommand)]
     Batch(BatchVerb),
+    /// Commands: sent from here, or seen
+    #[command(subcommand)]
+    Command(CommandVerb),
+    /// Commands that were given up
+    #[command(subcommand)]
+    Dlq(DlqVerb),
     /// Who changed what, and why
     #[command(subcommand)]
     Audit(AuditVerb),
+    /// The OpenAPI document of the daemon's API
+    Openapi,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -312,6 +324,9 @@ pub(crate) enum ProcessVerb {
     },
     /// One instance with its data, timers and journal
     Show { id: Uuid },
+    /// Definitions of sagas and commands
+    #[command(subcommand)]
+    Definitions(DefinitionsVerb),
 }
 
 #[derive(Debug, Subcommand)]

@@ -156,7 +156,7 @@ async fn start(
     }
     if !definitions.is_empty() {
         definitions.register(db, orchestrator).await?;
-        running = running.consumer(definitions::consumer(&config.sagas, Arc::clone(orchestrator)));
+        running = running.consumer(definitions::consumer(config, Arc::clone(orchestrator)));
         tokio::spawn(definitions::follow(db.clone(), Arc::clone(orchestrator), shutdown.clone()));
     }
     let loops = running.start(shutdown.clone()).await?;

@@ -11,11 +11,11 @@ use dipmo::saga::{self, Compiled, Definition, Orchestrator, Registry, START_QUEU
 use dipmo::shutdown::Shutdown;
 use dipmo::store::postgres::Db;
 use dipmo::store::postgres::definitions::{self as store, NewDefinition, StoredDefinition};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::api::catalog::Commands;
-use crate::config::SagasConfig;
+use crate::catalog::Commands;
+use crate::config::{Config, SagasConfig};
 use crate::exit::{Exit, Quit};
 
 /// A version that another node has registered is known here after this long.
@@ -32,6 +32,13 @@ pub(crate) struct Mistake {
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file.display(), self.problem)
+    }
+}
+
+impl Mistake {
+    pub(crate) fn json(&self) -> Value {
+        let saga::Problem { line, column, what, why, hint } = &self.problem;
+        json!({ "file": self.file, "line": line, "column": column, "what": what, "why": why, "hint": hint })
     }
 }
 
@@ -77,11 +84,14 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<Definitions, Vec<Mistake>> {
     Ok(definitions)
 }
 
+/// The files of the configuration.
+pub(crate) fn files(config: &SagasConfig) -> Result<Vec<PathBuf>, Quit> {
+    config.paths().map_err(|problem| Quit::new(Exit::Usage, format!("{}: {}", problem.key, problem.message)))
+}
+
 /// The definitions of the configuration.
 pub(crate) fn configured(config: &SagasConfig) -> Result<Definitions, Quit> {
-    let paths =
-        config.paths().map_err(|problem| Quit::new(Exit::Usage, format!("{}: {}", problem.key, problem.message)))?;
-    read(&paths).map_err(|mistakes| {
+    read(&files(config)?).map_err(|mistakes| {
         let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
         Quit::new(Exit::Usage, lines.join("\n")).hint("see docs/sagas.md for how definitions are written")
     })
@@ -139,10 +149,12 @@ impl Definitions {
     }
 }
 
-/// The consumer that runs the sagas.
-pub(crate) fn consumer(config: &SagasConfig, orchestrator: Arc<Orchestrator>) -> Consumer {
-    Consumer::new(config.consumer.clone(), Handler::Process(orchestrator))
-        .from_internal_queues(&[START_QUEUE, &config.reply_queue])
+/// The consumer that runs the sagas; with a broker, they are started and answered there too.
+pub(crate) fn consumer(config: &Config, orchestrator: Arc<Orchestrator>) -> Consumer {
+    let queues = [START_QUEUE, &*config.sagas.reply_queue];
+    let consumer = Consumer::new(config.sagas.consumer.clone(), Handler::Process(orchestrator));
+    let consumer = consumer.from_internal_queues(&queues);
+    if config.amqp.is_some() { consumer.from_amqp(&queues) } else { consumer }
 }
 
 /// Learns what other nodes register, until asked to stop.

@@ -1,6 +1,7 @@
 //! The `dipmo` binary: daemon and command line over the library.
 
 mod api;
+mod catalog;
 mod cli;
 mod commands;
 mod config;

@@ -14,8 +14,9 @@ use uuid::Uuid;
 use super::Api;
 use super::auth::Access;
 use super::input::{Asked, Json, Named, page};
-use super::problem::{IN_FLIGHT, INVALID, KEY_REUSED, KEY_TAKEN, Problem};
+use super::problem::{IN_FLIGHT, INVALID, KEY_REUSED, KEY_TAKEN, Problem, SCHEMA, UNKNOWN_COMMAND};
 use super::route::{Answer, Route, get, post};
+use crate::catalog::Unfit;
 
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Says that the answer is that of an earlier request.
@@ -63,7 +64,7 @@ async fn send(
     headers: HeaderMap,
     Json(body): Json<Body>,
 ) -> Result<Response, Problem> {
-    api.commands().check(&name, &body.payload)?;
+    api.commands().check(&name, &body.payload).map_err(unfit)?;
     let request = Request {
         name,
         tenant: body.tenant,
@@ -98,6 +99,17 @@ fn accepted_answer(accepted: &Accepted) -> Response {
         response.headers_mut().insert(REPLAYED, header::HeaderValue::from_static("true"));
     }
     response
+}
+
+fn unfit(unfit: Unfit) -> Problem {
+    let (detail, hint) = (unfit.to_string(), unfit.hint());
+    match unfit {
+        Unfit::Unknown { known, .. } => Problem::new(UNKNOWN_COMMAND, detail, hint).with("known", known),
+        Unfit::Payload { violations, .. } => {
+            let violations: Vec<Value> = violations.iter().map(|violation| json!(violation)).collect();
+            Problem::new(SCHEMA, detail, hint).with("violations", violations)
+        }
+    }
 }
 
 fn refused(refusal: &Refusal) -> Problem {

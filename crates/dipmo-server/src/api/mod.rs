@@ -4,7 +4,6 @@
 //! Everything is bounded: the body, the time a request may take, and how many touch the database at once.
 
 pub(crate) mod auth;
-pub(crate) mod catalog;
 mod commands;
 mod input;
 mod messages;
@@ -31,9 +30,9 @@ use tokio::sync::Semaphore;
 use tracing::error;
 
 use self::auth::{Access, Token, admit};
-use self::catalog::Commands;
 use self::problem::{INTERNAL, INVALID, METHOD, NO_ROUTE, Problem, TOO_LARGE, UNAVAILABLE, written};
 use self::route::Route;
+use crate::catalog::Commands;
 use crate::config::{Config, Problem as ConfigProblem};
 
 /// Longer than any statement of an operator may take.

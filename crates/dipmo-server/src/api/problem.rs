@@ -69,7 +69,10 @@ pub(crate) const KINDS: [Kind; 18] = [
 ];
 
 #[derive(Debug, Clone)]
-pub(crate) struct Problem {
+pub(crate) struct Problem(Box<Parts>);
+
+#[derive(Debug, Clone)]
+struct Parts {
     kind: Kind,
     detail: String,
     hint: String,
@@ -81,37 +84,37 @@ impl Problem {
     /// `detail` is what is wrong this time, `hint` is what to do about it.
     pub(crate) fn new(kind: Kind, detail: impl Into<String>, hint: impl Into<String>) -> Self {
         let (detail, hint) = (detail.into(), hint.into());
-        Self { kind, detail, hint, more: Map::new(), headers: HeaderMap::new() }
+        Self(Box::new(Parts { kind, detail, hint, more: Map::new(), headers: HeaderMap::new() }))
     }
 
     /// A member of its own, for programs.
     #[must_use]
     pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
-        self.more.insert(name.to_owned(), value.into());
+        self.0.more.insert(name.to_owned(), value.into());
         self
     }
 
     #[must_use]
     pub(crate) fn header(mut self, name: header::HeaderName, value: &'static str) -> Self {
-        self.headers.insert(name, HeaderValue::from_static(value));
+        self.0.headers.insert(name, HeaderValue::from_static(value));
         self
     }
 
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = hint.into();
+        self.0.hint = hint.into();
         self
     }
 
     fn body(&self, instance: &str) -> Value {
         let mut body = Map::new();
-        body.insert("type".to_owned(), format!("{TYPE_PREFIX}{}", self.kind.0).into());
-        body.insert("title".to_owned(), self.kind.2.into());
-        body.insert("status".to_owned(), self.kind.1.as_u16().into());
-        body.insert("detail".to_owned(), self.detail.as_str().into());
+        body.insert("type".to_owned(), format!("{TYPE_PREFIX}{}", self.0.kind.0).into());
+        body.insert("title".to_owned(), self.0.kind.2.into());
+        body.insert("status".to_owned(), self.0.kind.1.as_u16().into());
+        body.insert("detail".to_owned(), self.0.detail.as_str().into());
         body.insert("instance".to_owned(), instance.into());
-        body.insert("hint".to_owned(), self.hint.as_str().into());
-        body.extend(self.more.clone());
+        body.insert("hint".to_owned(), self.0.hint.as_str().into());
+        body.extend(self.0.more.clone());
         Value::Object(body)
     }
 }
@@ -119,7 +122,7 @@ impl Problem {
 /// Until it is written down by [`written`], a problem has a status and no body.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = (self.kind.1, self.headers.clone()).into_response();
+        let mut response = (self.0.kind.1, self.0.headers.clone()).into_response();
         response.extensions_mut().insert(self);
         response
     }

@@ -2,7 +2,9 @@
 
 mod audit;
 mod batch;
+mod command;
 mod config;
+mod definitions;
 mod doctor;
 pub(crate) mod inbox;
 mod key;
@@ -21,6 +23,7 @@ use dipmo::operator::{Change, Changed, Page};
 use dipmo::store::postgres::Db;
 use serde::Serialize;
 
+use crate::api::openapi;
 use crate::cli::{ChangeArgs, Cli, Format, PageArgs, RepairArgs, Verb};
 use crate::config::Config;
 use crate::daemon;
@@ -51,7 +54,10 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<Exit, Quit> {
         Verb::Key(verb) => key::run(&context, verb).await,
         Verb::Process(verb) => process::run(&context, verb).await,
         Verb::Batch(verb) => batch::run(&context, verb).await,
+        Verb::Command(verb) => command::run(&context, verb).await,
+        Verb::Dlq(verb) => command::dead_letters(&context, verb).await,
         Verb::Audit(verb) => audit::run(&context, verb).await,
+        Verb::Openapi => output::json(&openapi::document()).map(|()| Exit::Ok),
     }
 }
 
