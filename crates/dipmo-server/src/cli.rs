@@ -1,8 +1,10 @@
 //! The command line: verbs, arguments, and nothing else.
 
 mod command;
+mod intervene;
 
 pub(crate) use command::{CommandVerb, DefinitionsVerb, DlqVerb, SendArgs};
+pub(crate) use intervene::{InterveneArgs, Wish};
 
 use std::path::PathBuf;
 
@@ -69,6 +71,16 @@ pub(crate) enum Verb {
     /// Process instances
     #[command(subcommand)]
     Process(ProcessVerb),
+    /// Why a process, a command or a key is not moving, and what to do next
+    Why {
+        /// The id of a process, saga or command, a business key, or the key of messages
+        reference: String,
+    },
+    /// Everything that happened under a correlation id, in the order of time
+    Journey {
+        /// For a saga its id
+        correlation_id: String,
+    },
     /// Batches of sagas
     #[command(subcommand)]
     Batch(BatchVerb),
@@ -324,6 +336,24 @@ pub(crate) enum ProcessVerb {
     },
     /// One instance with its data, timers and journal
     Show { id: Uuid },
+    /// Hold a saga where it is
+    Pause(InterveneArgs),
+    /// Let a paused saga go on
+    Resume(InterveneArgs),
+    /// Send the command of the current step again, under its old idempotency key
+    Resubmit(InterveneArgs),
+    /// Go on with the next step as if this one were done
+    Skip(InterveneArgs),
+    /// Undo what was done, and end
+    Compensate(InterveneArgs),
+    /// End it as succeeded, because something outside proves that it was
+    ForceComplete {
+        /// What proves it; kept in the journal and in the audit trail
+        #[arg(long)]
+        evidence: String,
+        #[command(flatten)]
+        args: InterveneArgs,
+    },
     /// Definitions of sagas and commands
     #[command(subcommand)]
     Definitions(DefinitionsVerb),

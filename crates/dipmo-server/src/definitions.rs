@@ -157,6 +157,11 @@ pub(crate) fn consumer(config: &Config, orchestrator: Arc<Orchestrator>) -> Cons
     if config.amqp.is_some() { consumer.from_amqp(&queues) } else { consumer }
 }
 
+/// Decides on operators' wishes as the nodes would: it knows every version in the database.
+pub(crate) async fn stored(db: &Db, config: &SagasConfig) -> dipmo::Result<Orchestrator> {
+    Ok(Orchestrator::with_options(registry(&store::all(db).await?), config.options()))
+}
+
 /// Learns what other nodes register, until asked to stop.
 pub(crate) async fn follow(db: Db, orchestrator: Arc<Orchestrator>, mut shutdown: Shutdown) {
     let mut known = Vec::new();

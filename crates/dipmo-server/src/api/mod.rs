@@ -10,6 +10,7 @@ mod messages;
 pub(crate) mod openapi;
 mod problem;
 mod route;
+mod sagas;
 mod system;
 
 use std::panic::AssertUnwindSafe;
@@ -86,6 +87,7 @@ pub(crate) fn routes() -> Vec<Route> {
     let mut routes = vec![openapi::route()];
     routes.extend(commands::routes());
     routes.extend(messages::routes());
+    routes.extend(sagas::routes());
     routes.extend(system::routes());
     routes
 }

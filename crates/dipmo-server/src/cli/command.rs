@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use uuid::Uuid;
 
-use super::PageArgs;
+use super::{InterveneArgs, PageArgs};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CommandVerb {
@@ -58,6 +58,8 @@ pub(crate) enum DlqVerb {
         #[command(flatten)]
         page: PageArgs,
     },
+    /// Send one again, under its old idempotency key
+    Resubmit(InterveneArgs),
 }
 
 #[derive(Debug, Subcommand)]

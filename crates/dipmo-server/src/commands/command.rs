@@ -4,7 +4,7 @@ use dipmo::command::accept::{Acceptance, Request, accept};
 use dipmo::operator::commands::{self, CommandFilter, CommandRow, DeadLetterRow};
 use serde_json::Value;
 
-use super::{Context, page, show_list, show_one};
+use super::{Context, intervene, page, show_list, show_one};
 use crate::catalog::Unfit;
 use crate::cli::{CommandVerb, DlqVerb, SendArgs};
 use crate::definitions;
@@ -24,8 +24,12 @@ pub(super) async fn run(context: &Context, verb: CommandVerb) -> Result<Exit, Qu
 }
 
 pub(super) async fn dead_letters(context: &Context, verb: DlqVerb) -> Result<Exit, Quit> {
-    let DlqVerb::List { name, page: part } = verb;
-    show_list(context, &commands::dead_letters(&context.db()?, name.as_deref(), &page(&part)?).await?)
+    match verb {
+        DlqVerb::List { name, page: part } => {
+            show_list(context, &commands::dead_letters(&context.db()?, name.as_deref(), &page(&part)?).await?)
+        }
+        DlqVerb::Resubmit(args) => intervene::resubmit(context, args).await,
+    }
 }
 
 /// Checks against the definitions of the configuration, as the API does.

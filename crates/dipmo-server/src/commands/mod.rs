@@ -7,12 +7,14 @@ mod config;
 mod definitions;
 mod doctor;
 pub(crate) mod inbox;
+mod intervene;
 mod key;
 mod outbox;
 mod process;
 mod relay;
 mod schema;
 mod status;
+mod why;
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
@@ -53,6 +55,8 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<Exit, Quit> {
         Verb::Relay(verb) => relay::run(&context, verb).await,
         Verb::Key(verb) => key::run(&context, verb).await,
         Verb::Process(verb) => process::run(&context, verb).await,
+        Verb::Why { reference } => why::explain(&context, &reference).await,
+        Verb::Journey { correlation_id } => why::travel(&context, &correlation_id).await,
         Verb::Batch(verb) => batch::run(&context, verb).await,
         Verb::Command(verb) => command::run(&context, verb).await,
         Verb::Dlq(verb) => command::dead_letters(&context, verb).await,

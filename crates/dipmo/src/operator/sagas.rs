@@ -22,13 +22,15 @@ pub struct Intervention {
     pub verb: OperatorVerb,
     /// The version that the operator was shown: refused if it has moved on since.
     pub seen_version: Option<i64>,
+    /// The step that it is about: refused if the saga is elsewhere.
+    pub at_step: Option<String>,
     /// Say what would happen, and do nothing.
     pub dry_run: bool,
 }
 
 impl Intervention {
     pub fn new(saga: Uuid, verb: OperatorVerb) -> Self {
-        Self { saga, verb, seen_version: None, dry_run: false }
+        Self { saga, verb, seen_version: None, at_step: None, dry_run: false }
     }
 
     #[must_use]
@@ -46,7 +48,7 @@ pub async fn intervene(
     intervention: &Intervention,
     by: &Change,
 ) -> Result<Changed> {
-    let Intervention { saga, verb, seen_version, dry_run } = intervention;
+    let Intervention { saga, verb, seen_version, at_step, dry_run } = intervention;
     let target = format!("saga {saga}");
     let mut client = db.client().await?;
     let tx = change(&mut client).await?;
@@ -54,6 +56,12 @@ pub async fn intervene(
     let (instance, now) = found.ok_or_else(|| Error::not_found(format!("there is no {target}")))?;
     if seen_version.is_some_and(|seen| seen != instance.version) {
         return Err(moved(&target));
+    }
+    if let Some(step) = at_step.as_ref().filter(|step| **step != instance.state) {
+        let (status, state) = (instance.status.name(), &instance.state);
+        return Err(conflict(format!(
+            "{target} is {status} in {state}, and no longer in {step}: see `dipmo why {saga}`"
+        )));
     }
     let action = OperatorAction { verb: verb.clone(), actor: by.actor().to_owned(), reason: by.reason().to_owned() };
     let refused = |failure: Failure| conflict(format!("{target} is {}: {}", instance.status.name(), failure.text()));
@@ -65,11 +73,38 @@ pub async fn intervene(
     if *dry_run {
         return Ok(changed);
     }
+    if !matches!(verb, OperatorVerb::Pause | OperatorVerb::Resume) {
+        store::settle_letters(db, &tx, *saga).await?;
+    }
     store::write(db, &tx, consumer, &settlement).await?;
     audit::write(db, &tx, by, &changed).await?;
     operator_outbox::wake(db, &tx).await?;
     commit(tx).await?;
     Ok(changed)
+}
+
+/// Sends a command that was given up again, under its old idempotency key.
+pub async fn resubmit_dead_letter(
+    db: &Db,
+    sagas: &dyn Process,
+    consumer: &str,
+    (command, dry_run): (Uuid, bool),
+    by: &Change,
+) -> Result<Changed> {
+    let mut client = db.client().await?;
+    let tx = change(&mut client).await?;
+    let found = store::command(db, &tx, command).await?;
+    let issued = found.ok_or_else(|| Error::not_found(format!("there is no command {command}")))?;
+    if !issued.parked {
+        let why = "only what was given up can be sent again";
+        return Err(conflict(format!("command {command} is {} and not a dead letter: {why}", issued.status)));
+    }
+    drop(tx);
+    let intervention = Intervention {
+        at_step: Some(issued.step),
+        ..Intervention::new(issued.saga, OperatorVerb::Resubmit).dry_run(dry_run)
+    };
+    intervene(db, sagas, consumer, &intervention, by).await
 }
 
 fn outcome(decision: &Decision, dry_run: bool) -> String {

@@ -1,7 +1,7 @@
 //! What operators can do to a saga, and what they are refused.
 
 use dipmo::command::CommandError;
-use dipmo::operator::sagas::{Intervention, intervene};
+use dipmo::operator::sagas::{Intervention, intervene, resubmit_dead_letter};
 use dipmo::operator::{Change, Changed};
 use dipmo::process::OperatorVerb;
 use dipmo::{ErrorKind, Result};
@@ -55,6 +55,7 @@ async fn skipping_goes_on_and_compensating_undoes() {
     scene.act(id, OperatorVerb::Skip).await.unwrap();
     scene.run().await;
     assert_eq!(scene.status(id).await, "SUCCEEDED SUCCEEDED");
+    assert_eq!(scene.dead_letters().await, [""; 0], "nobody waits for it any more");
     scene.shop.fails("Pay", Some(CommandError::permanent("NO_MONEY", "the card was refused")));
     let other = scene.purchase("P-2").await;
     scene.act(other, OperatorVerb::Compensate).await.unwrap();
@@ -128,4 +129,21 @@ async fn what_makes_no_sense_is_refused_with_what_would() {
     let nobody = scene.act(Uuid::now_v7(), OperatorVerb::Pause).await.unwrap_err();
     assert_eq!(nobody.kind(), ErrorKind::NotFound);
     assert_eq!(scene.audit().await, [""; 0], "a refusal changes nothing");
+}
+
+#[tokio::test]
+async fn a_dead_letter_is_sent_again_by_its_own_id_and_only_while_it_is_one() {
+    let scene = Scene::new(true).await;
+    let id = scene.paused().await;
+    let letter = scene.world.texts("select command_id::text from dipmo.command_dlq").await.remove(0).parse().unwrap();
+    let ann = Change::new("ann", "the bank called").unwrap();
+    let again = async || {
+        resubmit_dead_letter(&scene.world.db, &*scene.orchestrator, "orchestrator", (letter, false), &ann).await
+    };
+    again().await.unwrap();
+    scene.run().await;
+    assert_eq!(scene.status(id).await, "SUCCEEDED SUCCEEDED");
+    let refusal = again().await.unwrap_err();
+    assert_eq!(refusal.kind(), ErrorKind::Conflict);
+    assert!(refusal.to_string().contains("is SUCCEEDED and not a dead letter"), "{refusal}");
 }

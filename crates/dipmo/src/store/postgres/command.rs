@@ -141,7 +141,11 @@ async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
         ],
     )
     .await?;
-    let parked: Vec<Uuid> = ends.iter().filter(|e| e.park).map(|e| e.id).collect();
+    let (parked, closed): (Vec<&End>, Vec<&End>) = ends.iter().copied().partition(|end| end.park);
+    let (parked, closed) = (column(&parked, |end| end.id), column(&closed, |end| end.id));
+    if !closed.is_empty() {
+        execute(db, tx, UNPARK, &[&closed]).await?;
+    }
     if !parked.is_empty() {
         execute(db, tx, PARK, &[&parked, &now]).await?;
     }
