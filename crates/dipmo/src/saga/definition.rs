@@ -265,22 +265,17 @@ impl Compensation {
 
 /// `SubmitPayment` becomes `STEP_SUBMIT_PAYMENT`.
 pub(super) fn step_name(command: &str) -> String {
-    let mut name = String::from("STEP");
-    let mut after_small = true;
+    let mut name = String::from("STEP_");
+    let mut within_word = false;
     for c in command.chars() {
-        let word_begins = c.is_ascii_uppercase() && after_small;
-        if !c.is_ascii_alphanumeric() || word_begins {
-            if !name.ends_with('_') {
-                name.push('_');
-            }
+        let begins = c.is_ascii_uppercase() && within_word;
+        if (begins || !c.is_ascii_alphanumeric()) && !name.ends_with('_') {
+            name.push('_');
         }
         if c.is_ascii_alphanumeric() {
-            if name == "STEP" {
-                name.push('_');
-            }
             name.push(c.to_ascii_uppercase());
         }
-        after_small = !c.is_ascii_uppercase();
+        within_word = !c.is_ascii_uppercase();
     }
     name
 }

@@ -10,6 +10,7 @@
 //! Not promised: that a receiver gets a command only once, or that an answer which comes after the end of
 //! its saga has any effect.
 
+mod cel_json;
 mod check;
 mod compatible;
 mod compiled;
@@ -18,6 +19,7 @@ mod decide;
 mod definition;
 mod expression;
 mod mapping;
+mod names;
 mod orchestrator;
 mod read;
 mod registry;

@@ -10,7 +10,8 @@ use super::rules::Flaw;
 /// Cheap to clone: the compiled definitions are shared.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
-    versions: BTreeMap<(String, String), Arc<Compiled>>,
+    /// By name, then by hash.
+    versions: BTreeMap<String, BTreeMap<String, Arc<Compiled>>>,
     current: BTreeMap<String, String>,
 }
 
@@ -32,7 +33,7 @@ impl Registry {
         if current {
             self.current.insert(name.clone(), hash.clone());
         }
-        self.versions.insert((name, hash), compiled);
+        self.versions.entry(name).or_default().insert(hash, compiled);
     }
 
     /// The version with which new sagas begin.
@@ -41,12 +42,12 @@ impl Registry {
     }
 
     pub fn version(&self, name: &str, hash: &str) -> Option<&Arc<Compiled>> {
-        self.versions.get(&(name.to_owned(), hash.to_owned()))
+        self.versions.get(name)?.get(hash)
     }
 
     /// Every version of every definition.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Compiled>> {
-        self.versions.values()
+        self.versions.values().flat_map(BTreeMap::values)
     }
 
     /// The names under which sagas can be started, in order.
