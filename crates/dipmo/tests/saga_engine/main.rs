@@ -10,6 +10,7 @@ mod payment;
 mod starts;
 mod storm;
 mod sweep;
+mod traces;
 mod versions;
 mod workers;
 mod world;

@@ -51,11 +51,16 @@ fn an_unknown_name_is_refused_with_the_names_that_are_known() {
     let failure = world.orchestrator.decide(None, Input::Message(&World::message(&start)), world.now).unwrap_err();
     let Failure::Permanent { code, message } = failure else { panic!("{failure}") };
     assert_eq!(code, "UNKNOWN_DEFINITION");
-    assert!(
-        message.contains("PaymentExecutoin") && message.contains("PaymentExecution,")
-            || message.contains("known are: PaymentExecution"),
-        "{message}"
-    );
+    assert!(message.contains("PaymentExecutoin") && message.ends_with("known are: PaymentExecution"), "{message}");
+}
+
+#[test]
+fn a_start_without_a_key_is_refused() {
+    let world = World::new(payment::definition());
+    let mut start = world.start_envelope(json!({}));
+    start.key = String::new();
+    let failure = world.orchestrator.decide(None, Input::Message(&World::message(&start)), world.now).unwrap_err();
+    assert!(matches!(failure, Failure::Permanent { ref code, .. } if code == "NO_KEY"), "{failure}");
 }
 
 #[test]

@@ -51,8 +51,8 @@ impl Storm {
             let ended = self.world.status().is_final();
             let quiet = self.requests.is_empty() && self.answers.is_empty();
             match self.dice.random_range(0..10) {
-                0..4 if !self.requests.is_empty() => self.to_a_worker(),
-                4..8 if !self.answers.is_empty() => self.to_the_saga(),
+                0..4 if !self.requests.is_empty() => self.a_worker_gets_one(),
+                4..8 if !self.answers.is_empty() => self.the_saga_gets_one(),
                 8 if !self.world.status().is_final() && self.dice.random_range(0..4) == 0 => self.start_again(),
                 9 if self.world.status() == Status::Running && self.dice.random_range(0..6) == 0 => self.pause(),
                 _ if (quiet || self.dice.random_range(0..12) == 0) && !self.world.timers.is_empty() => {
@@ -81,12 +81,12 @@ impl Storm {
         if dice.random_range(0..3) == 0 { from[at].clone() } else { from.swap_remove(at) }
     }
 
-    fn to_a_worker(&mut self) {
+    fn a_worker_gets_one(&mut self) {
         let command = Self::pick(&mut self.dice, &mut self.requests);
         self.answers.extend(self.workers.handle(&mut self.world, &command));
     }
 
-    fn to_the_saga(&mut self) {
+    fn the_saga_gets_one(&mut self) {
         let answer = Self::pick(&mut self.dice, &mut self.answers);
         let given_up = |world: &World, step: &str| {
             matches!(

@@ -61,8 +61,28 @@ fn what_running_sagas_keep_to_cannot_be_taken_away() {
     let refusals = compatible(&old, &only_new, &live(3)).unwrap_err();
     assert!(refusals[0].contains("would be forgotten"), "{refusals:?}");
     assert_eq!(compatible(&old, &only_new, &live(0)), Ok(vec![]), "nobody keeps to it any more");
+    let remarks = compatible(&old, &Registry::new(), &[]).unwrap();
+    assert_eq!(remarks, ["PaymentExecution can no longer be started"]);
     let mut removed = Registry::new();
     removed.add(before.clone(), false);
     let refusals = compatible(&old, &removed, &live(1)).unwrap_err();
     assert!(refusals[0].contains("would be removed"), "{refusals:?}");
+}
+
+#[test]
+fn a_stored_version_is_taken_back_only_with_the_body_it_was_stored_with() {
+    let definition = payment::definition();
+    let hash = definition.hash();
+    let body: serde_json::Value = serde_json::from_str(&definition.canonical_json()).unwrap();
+    let mut registry = Registry::new();
+    registry.restore(&hash, body.clone(), false).unwrap();
+    assert!(registry.version("PaymentExecution", &hash).is_some());
+    assert!(registry.current("PaymentExecution").is_none(), "an older version starts nothing");
+    let mut changed = body.clone();
+    changed["steps"][0]["timeout"] = "31s".into();
+    let error = registry.restore(&hash, changed, true).unwrap_err().to_string();
+    assert!(error.contains("another body"), "{error}");
+    let mut unknown = body;
+    unknown["stps"] = json!([]);
+    assert!(registry.restore(&hash, unknown, true).unwrap_err().to_string().contains("stps"));
 }

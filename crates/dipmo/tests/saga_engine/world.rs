@@ -4,16 +4,17 @@
 //! only move as the enum allows. It moves nothing by itself; a test says what is delivered when.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex};
 
 use dipmo::Message;
 use dipmo::command::envelope::{header, kind};
-use dipmo::command::{BatchItemChange, BatchItemStatus, CommandChange, CommandEvent, CommandStatus, Envelope};
+use dipmo::command::{BatchItemChange, CommandChange, CommandEvent, CommandStatus, Envelope};
 use dipmo::failure::Failure;
 use dipmo::process::{
     Address, Decision, Input, Instance, OperatorAction, OperatorVerb, Process, Status, StatusEvent, TimerChange,
     TimerDue,
 };
-use dipmo::saga::{Definition, Orchestrator, Registry, SagaData};
+use dipmo::saga::{Compiled, Definition, Orchestrator, Registry, SagaData};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use time::macros::datetime;
@@ -53,7 +54,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(definition: Definition) -> Self {
         let mut registry = Registry::new();
-        registry.register(definition).unwrap_or_else(|flaws| panic!("{flaws:?}"));
+        registry.add(compiled(definition), true);
         Self {
             orchestrator: Orchestrator::new(registry),
             now: NOON,
@@ -181,7 +182,7 @@ impl World {
         let status = if decision.remark { before } else { next_status(before, decision.status) };
         let mut instance = self.instance.clone().unwrap_or_else(|| Instance {
             id: new_id.unwrap(),
-            process_type: "PaymentExecution".to_owned(),
+            process_type: self.orchestrator.registry().names().next().unwrap().to_owned(),
             tenant: "acme".to_owned(),
             business_key: "P-1".to_owned(),
             state: String::new(),
@@ -191,7 +192,6 @@ impl World {
             deadline: None,
             correlation_id: None,
         });
-        instance.process_type = self.orchestrator.registry().names().next().unwrap().to_owned();
         if !decision.remark && decision.path != [instance.state.clone()] {
             self.path.extend(decision.path.iter().cloned());
         }
@@ -283,35 +283,6 @@ impl World {
         envelope.header(header::IDEMPOTENCY_KEY).unwrap().split_once(':').unwrap().1.to_owned()
     }
 
-    /// Nothing that the saga began is left open: commands, timers, the caller, the item of the batch.
-    pub(crate) fn assert_nothing_open(&self, about: &str) {
-        assert!(self.status().is_final(), "{about}: {} {}", self.status().name(), self.state());
-        assert!(self.timers.is_empty(), "{about}: {:?}", self.timers);
-        for row in self.commands.values() {
-            assert!(row.status.is_ended(), "{about}: {row:?}");
-        }
-        let succeeded = self.status() == Status::Succeeded;
-        assert_eq!(self.commands[&SAGA].status == CommandStatus::Succeeded, succeeded, "{about}");
-        let (_, answer) =
-            self.sent.iter().rfind(|(to, _)| to == CALLER).unwrap_or_else(|| panic!("{about}: no answer"));
-        assert_eq!(answer.kind == kind::COMPLETED, succeeded, "{about}");
-        let item = self.batch_items.last().unwrap().status;
-        assert_eq!(item == BatchItemStatus::Succeeded, succeeded, "{about}");
-        assert!(item != BatchItemStatus::Running, "{about}");
-    }
-
-    /// The steps whose commands were sent, each once, in the order of the first send.
-    pub(crate) fn sent_steps(&self) -> Vec<String> {
-        let mut steps: Vec<String> = Vec::new();
-        for request in self.requests() {
-            let step = Self::step_of(&request);
-            if !steps.contains(&step) {
-                steps.push(step);
-            }
-        }
-        steps
-    }
-
     /// Types of what was sent to a place.
     pub(crate) fn kinds_to(&self, to: &str) -> Vec<String> {
         self.sent.iter().filter(|(place, _)| place == to).map(|(_, envelope)| envelope.kind.clone()).collect()
@@ -332,6 +303,13 @@ impl World {
         let answer = self.answer(command, kind::FAILED, error);
         self.deliver(&answer).unwrap();
     }
+}
+
+/// Compiled once for all tests, as a node does for all sagas.
+fn compiled(definition: Definition) -> Arc<Compiled> {
+    static KNOWN: Mutex<BTreeMap<String, Arc<Compiled>>> = Mutex::new(BTreeMap::new());
+    let compile = || Arc::new(Compiled::new(definition.clone()).unwrap_or_else(|flaws| panic!("{flaws:?}")));
+    KNOWN.lock().unwrap().entry(definition.hash()).or_insert_with(compile).clone()
 }
 
 /// As the runner does it.

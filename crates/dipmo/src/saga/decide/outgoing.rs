@@ -110,8 +110,9 @@ impl Turn<'_> {
     fn common_headers(&self) -> Map<String, Value> {
         let mut headers = Map::new();
         headers.insert(header::SCHEMA_VERSION.to_owned(), SCHEMA_VERSION.into());
-        if !self.tenant.is_empty() {
-            headers.insert(header::TENANT_ID.to_owned(), self.tenant.as_str().into());
+        let tenant = Some(self.tenant.as_str()).filter(|tenant| !tenant.is_empty());
+        if let Some(tenant) = tenant.or_else(|| self.data.header(header::TENANT_ID)) {
+            headers.insert(header::TENANT_ID.to_owned(), tenant.into());
         }
         match &self.cause.trace {
             Some((trace, span)) => {
