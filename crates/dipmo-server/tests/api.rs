@@ -15,7 +15,7 @@ async fn daemon(world: &World, more: &str) -> Daemon {
     daemon
 }
 
-const READS: [&str; 10] = [
+const READS: [&str; 11] = [
     "/v1/status",
     "/v1/doctor",
     "/v1/relay",
@@ -26,6 +26,7 @@ const READS: [&str; 10] = [
     "/v1/audit",
     "/v1/commands",
     "/v1/dlq",
+    "/v1/batches",
 ];
 
 #[tokio::test]

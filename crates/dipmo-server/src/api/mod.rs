@@ -10,6 +10,7 @@ mod messages;
 pub(crate) mod openapi;
 mod problem;
 mod route;
+mod sagas;
 mod system;
 
 use std::panic::AssertUnwindSafe;
@@ -87,6 +88,7 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(commands::routes());
     routes.extend(messages::routes());
     routes.extend(system::routes());
+    routes.extend(sagas::routes());
     routes
 }
 
