@@ -15,7 +15,7 @@ async fn daemon(world: &World, more: &str) -> Daemon {
     daemon
 }
 
-const READS: [&str; 10] = [
+const READS: [&str; 11] = [
     "/v1/status",
     "/v1/doctor",
     "/v1/relay",
@@ -26,6 +26,7 @@ const READS: [&str; 10] = [
     "/v1/audit",
     "/v1/commands",
     "/v1/dlq",
+    "/v1/batches",
 ];
 
 #[tokio::test]
@@ -216,4 +217,26 @@ async fn a_token_may_be_kept_in_a_file_or_a_variable_and_one_that_is_not_there_s
     world.write("token", "short");
     world.configure(file);
     world.dipmo(&["run"]).fails(2, "could be guessed");
+}
+
+#[tokio::test]
+async fn batches_are_listed_and_counted() {
+    let world = World::new().await;
+    let (batch, saga) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
+    world
+        .run_sql(&format!(
+            "insert into batch_run (batch_id, type, status, expected) values ('{batch}', 'Payout', 'RUNNING', 3);
+             insert into batch_item (batch_id, item_id, status, last_error, saga_id) values
+             ('{batch}', 'a', 'SUCCEEDED', null, '{saga}'), ('{batch}', 'b', 'FAILED', 'no funds', '{saga}')"
+        ))
+        .await;
+    let daemon = daemon(&world, &tokens()).await;
+    let listed = daemon.call(&get("/v1/batches?type=Payout&status=RUNNING", VIEWER)).is(200);
+    assert_eq!(listed["items"][0]["id"], batch.to_string());
+    let shown = daemon.call(&get(&format!("/v1/batches/{batch}"), VIEWER)).is(200);
+    assert_eq!((&shown["counts"]["FAILED"], &shown["failures"][0]["error"]), (&json!(1), &json!("no funds")));
+    daemon.call(&get(&format!("/v1/batches/{saga}"), VIEWER)).refused(404, "not-found");
+    daemon.call(&get("/v1/batches?status=LOST", VIEWER)).refused(400, "invalid-request");
+    daemon.call(&get("/v1/journeys/nothing", VIEWER)).refused(404, "not-found");
+    daemon.call(&get("/v1/why/nothing", VIEWER)).refused(404, "not-found");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use world::World;
-use world::api::{Answer, CLIENT, Call, OPERATOR, VIEWER, get, post, tokens};
+use world::api::{ADMIN, Answer, CLIENT, Call, OPERATOR, VIEWER, get, post, tokens};
 use world::daemon::{Daemon, free_address, until};
 use world::silence::Silence;
 
@@ -95,6 +95,47 @@ async fn a_command_is_carried_out_and_its_result_can_be_read() {
     assert!(saga["journal"].as_array().unwrap().len() >= 2, "{saga}");
     let again = daemon.call(&pay("P-1", "k-1"));
     assert_eq!(again.is(202), accepted, "the first answer, whatever has become of the command");
+}
+
+/// A daemon that starts sagas whose commands nobody takes.
+async fn unanswered(world: &World) -> (Daemon, String) {
+    let daemon = Daemon::start(world, &configuration(world), &[]);
+    daemon.ready().await;
+    let saga = id(&daemon.call(&pay("P-1", "k-1")).is(202));
+    let command = format!("/v1/commands/{saga}");
+    until("the saga waits for its worker", async || {
+        daemon.call(&get(&command, CLIENT)).is(200)["process"]["status"] == "RUNNING"
+    })
+    .await;
+    (daemon, saga)
+}
+
+#[tokio::test]
+async fn an_operator_acts_on_a_saga_and_is_told_why_it_waits() {
+    let world = World::new().await;
+    let (daemon, saga) = unanswered(&world).await;
+    let act = |verb: &str, token: &str, body: Value| {
+        daemon.call(&post(&format!("/v1/processes/{saga}/{verb}"), token, &body))
+    };
+    act("pause", VIEWER, json!({ "reason": "r" })).refused(403, "forbidden");
+    let tried = act("pause", OPERATOR, json!({ "reason": "r", "dryRun": true })).is(200);
+    assert_eq!(tried["detail"]["dry_run"], true);
+    act("pause", OPERATOR, json!({ "reason": "r", "version": 99 })).refused(409, "conflict");
+    assert_eq!(act("pause", OPERATOR, json!({ "reason": "the worker is away" })).is(200)["action"], "saga.pause");
+    act("pause", OPERATOR, json!({ "reason": "again" })).refused(409, "conflict");
+    act("explode", OPERATOR, json!({ "reason": "r" })).refused(404, "no-such-route");
+    let proof = json!({ "reason": "r", "evidence": "statement of the bank" });
+    act("force-complete", OPERATOR, proof.clone()).refused(403, "forbidden");
+    act("force-complete", ADMIN, json!({ "reason": "r" })).refused(400, "invalid-request");
+    let why = daemon.call(&get(&format!("/v1/why/{saga}"), VIEWER)).is(200);
+    assert!(why["sentence"].as_str().is_some_and(|sentence| !sentence.is_empty()), "{why}");
+    assert_eq!(act("force-complete", ADMIN, proof).is(200)["action"], "saga.force-complete");
+    let ended = daemon.call(&get(&format!("/v1/commands/{saga}"), CLIENT)).is(200);
+    assert_eq!((&ended["status"], &ended["process"]["status"]), (&json!("SUCCEEDED"), &json!("SUCCEEDED")));
+    let journey = daemon.call(&get(&format!("/v1/journeys/{saga}"), VIEWER)).is(200);
+    assert!(journey["lines"].as_array().unwrap().len() >= 4, "{journey}");
+    let audit = daemon.call(&get("/v1/audit?actor=the-admin", VIEWER)).is(200);
+    assert_eq!(audit["items"][0]["action"], "saga.force-complete");
 }
 
 #[tokio::test]

@@ -89,6 +89,7 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(messages::routes());
     routes.extend(sagas::routes());
     routes.extend(system::routes());
+    routes.extend(sagas::routes());
     routes
 }
 

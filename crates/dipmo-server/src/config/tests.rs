@@ -200,3 +200,33 @@ fn arbitrary_bytes_never_panic() {
         assert!(parsed.is_ok(), "seed {seed}: {}", String::from_utf8_lossy(&bytes));
     }
 }
+
+#[test]
+fn a_token_that_cannot_work_is_refused_where_it_stands_and_never_shown() {
+    let token = |more: &str| format!("[[api.tokens]]\nname = \"ann\"\nrole = \"operator\"\n{more}\n");
+    let digest = "0".repeat(64);
+    assert!(parse(&token(&format!("token_sha256 = \"{digest}\""))).is_ok());
+    let cases = [
+        (token("token_sha256 = \"hunter2\""), "dipmo.toml:4: api.tokens[0].token_sha256: must be the SHA-256"),
+        (token("token_sha256 = [\"hunter2\"]"), "dipmo.toml:4: api.tokens[0].token_sha256: has the wrong form"),
+        (token(""), "dipmo.toml:1: api.tokens[0]: give one of token_sha256, token_env and token_file"),
+        (token("token_env = \"A\"\ntoken_file = \"b\""), "dipmo.toml:1: api.tokens[0]: give one of"),
+        (token("token = \"hunter2\""), "dipmo.toml:4: api.tokens[0].token: has the wrong form"),
+        (
+            token("token_env = \"A\"").replace("operator", "king"),
+            "dipmo.toml:3: api.tokens[0].role: unknown variant `king`",
+        ),
+        (token("token_env = \"A\"").replace("ann", ""), "dipmo.toml:2: api.tokens[0].name: must have 1 to 100"),
+        (token("token_env = \"A\"").repeat(2), "dipmo.toml:6: api.tokens[1].name: there is another token named"),
+        ("[api]\nbody_max_bytes = 1\n".to_owned(), "dipmo.toml:2: api.body_max_bytes: must be 1024 to"),
+        ("[api]\nconcurrency = 0\n".to_owned(), "dipmo.toml:2: api.concurrency: must be 1 to 1000"),
+        ("[sagas]\nfiles = [\"*/a.toml\"]\n".to_owned(), "dipmo.toml:2: sagas.files[0]: \"*/a.toml\": `*` may stand"),
+    ];
+    for (file, expected) in &cases {
+        let text = wrong(file);
+        assert!(text.starts_with(expected), "{text:?} should begin with {expected:?}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    let config = parse(&token("token_sha256 = \"DIGEST\"").replace("DIGEST", &digest)).unwrap();
+    assert!(!format!("{config:?} {:?}", config.api.tokens().unwrap()).contains(&digest), "{config:?}");
+}
