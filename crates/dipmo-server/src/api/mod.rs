@@ -89,7 +89,6 @@ pub(crate) fn routes() -> Vec<Route> {
     routes.extend(messages::routes());
     routes.extend(sagas::routes());
     routes.extend(system::routes());
-    routes.extend(sagas::routes());
     routes
 }
 
