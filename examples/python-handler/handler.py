@@ -127,6 +127,8 @@ def main():
     accounts.create_tables()
     connection = BlockingConnection(
         settings["AMQP_URL"],
+        # A broker that is silent for this many seconds is gone.
+        heartbeat=60,
         user=settings["AMQP_USER"],
         password=settings["AMQP_PASSWORD"],
         allowed_mechs="PLAIN",

@@ -67,9 +67,10 @@ async fn a_command_that_comes_again_gets_the_same_answer_and_has_no_second_effec
 async fn survives_a_kill(at: HoldAt) {
     let mut scene = Scene::on(Queues::of_its_own(), Some(at)).await;
     let saga = scene.start("100.00").await;
-    for (language, effects) in BOTH.into_iter().zip(["held 100.00, used 0", "held 100.00, used 100.00"]) {
+    for (language, own) in BOTH.into_iter().zip(["held 100.00", "used 100.00"]) {
         scene.wait_until_held(language);
-        assert_eq!(scene.effects().await, effects, "it has committed");
+        let effects = scene.effects().await;
+        assert!(effects.contains(own), "it has committed: {effects}");
         scene.kill_and_restart(language);
     }
     assert_eq!(scene.answer_to(saga).await.kind, kind::COMPLETED);
