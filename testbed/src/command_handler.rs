@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cache;
 use crate::dir;
 use crate::jars;
 use crate::jvm;
@@ -222,7 +223,7 @@ fn python_environment(requirements: &Path) -> Result<PathBuf> {
         version => version?,
     };
     let name = format!("python-handler-{:016x}", dir::fingerprint((&required, version)));
-    dir::cached("python-handler", &name, |partial| {
+    cache::kept("python-handler", &name, |partial| {
         let environment = partial.join("environment");
         process::run(Command::new("python3").args(["-m", "venv"]).arg(&environment))
             .context("making a virtual environment (Debian and Ubuntu: apt install python3-venv)")?;

@@ -1,7 +1,7 @@
 //! Where servers keep what they download (once, per user) and what they store (per start).
 
 use std::env;
-use std::fs::{self, DirBuilder, File};
+use std::fs::DirBuilder;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -20,35 +20,6 @@ pub fn cache_dir() -> Result<PathBuf> {
     }
     let home = non_empty("HOME").context("no cache directory: set DIPMO_CACHE or HOME")?;
     Ok(home.join(".cache/dipmo"))
-}
-
-/// The directory `version` of the cache. Where it is missing `fill` makes it, in a directory that it is given,
-/// and returns what is to be kept of that.
-///
-/// It is renamed when it is whole, so that a part of it is never used.
-pub(crate) fn cached(name: &str, version: &str, fill: impl FnOnce(&Path) -> Result<PathBuf>) -> Result<PathBuf> {
-    let cache = cache_dir()?;
-    let whole = cache.join(version);
-    if whole.is_dir() {
-        return Ok(whole);
-    }
-    fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
-    let lock = File::create(cache.join(format!("{name}.lock"))).context("creating the download lock")?;
-    // Released when the file is closed, so a killed downloader blocks nobody.
-    lock.lock().context("waiting for the download lock")?;
-    if whole.is_dir() {
-        return Ok(whole);
-    }
-    let partial = cache.join(format!("{name}.partial"));
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
-    }
-    fs::create_dir_all(&partial)?;
-    fs::rename(fill(&partial)?, &whole)?;
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
-    }
-    Ok(whole)
 }
 
 /// Part of the name of what is cached, where a version is not one number.

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cache;
 use crate::dir;
 use crate::process;
 
@@ -63,12 +64,12 @@ pub(crate) fn handler_jars(pom: &Path) -> Result<PathBuf> {
 
 /// The directory `version` of the cache with all `artifacts` and what they need.
 fn cached(name: &str, version: &str, goal: &str, artifacts: &[String]) -> Result<PathBuf> {
-    dir::cached(name, version, |partial| {
+    cache::kept(name, version, |partial| {
         download(goal, artifacts, partial).with_context(|| format!("downloading {version} from Maven Central"))
     })
 }
 
-/// Downloads into a directory below `partial`, and returns that.
+/// Downloads into `partial`; the directory of the jars is told.
 fn download(goal: &str, artifacts: &[String], partial: &Path) -> Result<PathBuf> {
     fs::write(partial.join("pom.xml"), pom(artifacts))?;
     let mut mvn = Command::new("mvn");

@@ -11,6 +11,7 @@
 //! security beyond listening on loopback only.
 
 mod artemis;
+mod cache;
 mod command_handler;
 mod debezium;
 mod dir;
