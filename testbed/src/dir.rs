@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs::DirBuilder;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,6 +20,13 @@ pub fn cache_dir() -> Result<PathBuf> {
     }
     let home = non_empty("HOME").context("no cache directory: set DIPMO_CACHE or HOME")?;
     Ok(home.join(".cache/dipmo"))
+}
+
+/// Part of the name of what is cached, where a version is not one number.
+pub(crate) fn fingerprint(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Creates an empty directory that nobody else has, readable by its owner only.

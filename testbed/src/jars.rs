@@ -1,12 +1,14 @@
-//! Kafka's, Debezium's and Artemis' jars from Maven Central, downloaded once per user and version.
+//! Kafka's, Debezium's and Artemis' jars and those of the example in Java, from Maven Central, downloaded once
+//! per user and version.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cache_dir;
+use crate::cache;
+use crate::dir;
 use crate::process;
 
 /// Part of the name of the cached directory: a new version is a new download.
@@ -49,31 +51,26 @@ pub(crate) fn artemis_home() -> Result<PathBuf> {
     Ok(unpacked.join(format!("apache-artemis-{ARTEMIS}")))
 }
 
-/// The directory `version` of the cache with all `artifacts` and what they need.
-fn cached(name: &str, version: &str, goal: &str, artifacts: &[String]) -> Result<PathBuf> {
-    let cache = cache_dir()?;
-    let jars = cache.join(version);
-    if jars.is_dir() {
-        return Ok(jars);
-    }
-    fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
-    let lock = File::create(cache.join(format!("{name}.lock"))).context("creating the download lock")?;
-    // Released when the file is closed, so a killed downloader blocks nobody.
-    lock.lock().context("waiting for the download lock")?;
-    if !jars.is_dir() {
-        let partial = cache.join(format!("{name}.partial"));
-        download(goal, artifacts, &partial, &jars)
-            .with_context(|| format!("downloading {version} from Maven Central"))?;
-    }
-    Ok(jars)
+/// The directory that holds what `examples/java-handler` needs, in the versions that its pom.xml names.
+pub(crate) fn handler_jars(pom: &Path) -> Result<PathBuf> {
+    let pom = fs::read_to_string(pom).with_context(|| format!("reading {}", pom.display()))?;
+    let artifacts: Vec<String> = pom
+        .split("<dependency>")
+        .skip(1)
+        .filter_map(|rest| Some(format!("<dependency>{}</dependency>\n", rest.split_once("</dependency>")?.0)))
+        .collect();
+    cached("java-handler", &format!("java-handler-{:016x}", dir::fingerprint(&artifacts)), COPY, &artifacts)
 }
 
-/// Downloads beside the final place and renames, so that a partial download is never used.
-fn download(goal: &str, artifacts: &[String], partial: &Path, jars: &Path) -> Result<()> {
-    if partial.exists() {
-        fs::remove_dir_all(partial)?;
-    }
-    fs::create_dir_all(partial)?;
+/// The directory `version` of the cache with all `artifacts` and what they need.
+fn cached(name: &str, version: &str, goal: &str, artifacts: &[String]) -> Result<PathBuf> {
+    cache::kept(name, version, |partial| {
+        download(goal, artifacts, partial).with_context(|| format!("downloading {version} from Maven Central"))
+    })
+}
+
+/// Downloads into `partial`; the directory of the jars is told.
+fn download(goal: &str, artifacts: &[String], partial: &Path) -> Result<PathBuf> {
     fs::write(partial.join("pom.xml"), pom(artifacts))?;
     let mut mvn = Command::new("mvn");
     mvn.args(["--quiet", "--batch-mode", goal]);
@@ -86,10 +83,9 @@ fn download(goal: &str, artifacts: &[String], partial: &Path, jars: &Path) -> Re
         ),
         Err(error) => return Err(error),
     }
-    unpack_plugins(&partial.join("libs"))?;
-    fs::rename(partial.join("libs"), jars)?;
-    fs::remove_dir_all(partial)?;
-    Ok(())
+    let libs = partial.join("libs");
+    unpack_plugins(&libs)?;
+    Ok(libs)
 }
 
 /// Plugins come as archives. Connect loads what is in a directory of its own apart from its own class path.

@@ -1,6 +1,6 @@
 //! How a server in Java is started: class path, heap, and a log that goes to stderr.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -35,6 +35,11 @@ pub(crate) fn configure_logging(dir: &Path, informative: &[&str]) -> Result<()> 
 /// `java` in `dir`, with the jars of the directory `jars`. At full speed all compiler tiers and the default
 /// collector are used, which starts slower and runs faster.
 pub(crate) fn java(dir: &Path, jars: &Path, heap: &str, full_speed: bool) -> Command {
+    java_with(dir, jars.join("*").as_os_str(), heap, full_speed)
+}
+
+/// The same with a class path as java reads it.
+pub(crate) fn java_with(dir: &Path, class_path: &OsStr, heap: &str, full_speed: bool) -> Command {
     let mut logging = OsString::from("-Dlog4j2.configurationFile=");
     logging.push(dir.join("log4j2.properties"));
     let mut java = Command::new("java");
@@ -44,7 +49,7 @@ pub(crate) fn java(dir: &Path, jars: &Path, heap: &str, full_speed: bool) -> Com
     }
     java.arg(logging)
         .arg("-cp")
-        .arg(jars.join("*"))
+        .arg(class_path)
         .current_dir(dir)
         // Would print to the pipe and may hold flags that contradict ours.
         .env_remove("JAVA_TOOL_OPTIONS");
