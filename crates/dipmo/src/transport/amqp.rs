@@ -9,6 +9,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ use crate::error::{Error, Result};
 
 /// A broker that breaks this many connections in one call is left to the relay's breaker.
 const CONNECTIONS_MAX: usize = 3;
+/// Brokers do not take shorter ones, and longer ones help nobody.
+const IDLE_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
 
 /// What brokers make of the same protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -51,6 +54,8 @@ pub struct AmqpOptions {
     pub tls: Option<AmqpTls>,
     /// What has not been answered after this long counts as unknown.
     pub send_timeout: Duration,
+    /// A broker from which nothing has come for this long, not even a sign of life, is gone.
+    pub idle_timeout: Duration,
     /// How many messages are on their way at once.
     pub window: usize,
     /// How many messages a queue that is read may have sent ahead of their acceptance.
@@ -77,6 +82,7 @@ impl AmqpOptions {
             container_id: "dipmo".to_owned(),
             tls: None,
             send_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(30),
             window: 256,
             credit: 500,
             backout_queue: None,
@@ -122,6 +128,7 @@ impl AmqpOptions {
                 wrong("container_id must be of letters, digits and % / . _")
             }
             () if self.send_timeout.is_zero() => wrong("send_timeout must be more than nothing"),
+            () if !IDLE_TIMEOUTS.contains(&self.idle_timeout) => wrong("idle_timeout must be 1 s to 10 min"),
             () if self.window == 0 || self.window > 10_000 => wrong("window must be 1 to 10000"),
             () if self.credit == 0 || self.credit > 10_000 => wrong("credit must be 1 to 10000"),
             () if self.password.is_some() && self.user.is_none() => wrong("there is a password, but no user"),
@@ -154,6 +161,7 @@ impl fmt::Debug for AmqpOptions {
             .field("container_id", &self.container_id)
             .field("tls", &self.tls)
             .field("send_timeout", &self.send_timeout)
+            .field("idle_timeout", &self.idle_timeout)
             .field("window", &self.window)
             .field("credit", &self.credit)
             .field("backout_queue", &self.backout_queue)

@@ -35,8 +35,6 @@ use crate::tls;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A broker that gives a queue no room for this long does not want more there: other queues go on.
 const CREDIT_WAIT: Duration = Duration::from_secs(2);
-/// A peer from which nothing comes for this long is gone; half of it is what the peer is told.
-const IDLE: Duration = Duration::from_secs(30);
 const FRAME_BYTES_MAX: u32 = 128 * 1024;
 /// An orderly end is polite and no more.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
@@ -71,7 +69,8 @@ impl Connection {
             .hostname(options.host.as_str())
             .scheme("amqp")
             .max_frame_size(FRAME_BYTES_MAX)
-            .idle_time_out(u32::try_from(IDLE.as_millis()).unwrap_or(u32::MAX));
+            // Half of it is what the broker is told.
+            .idle_time_out(u32::try_from(options.idle_timeout.as_millis()).unwrap_or(u32::MAX));
         if let Some(user) = &options.user {
             let (username, password) = (user.clone(), options.password.clone().unwrap_or_default());
             builder = builder.sasl_profile(SaslProfile::Plain { username, password });
@@ -197,7 +196,8 @@ impl Inlet {
 
     /// The next message; none is lost when this is given up in the middle.
     pub(crate) async fn next(&mut self) -> Result<Arrived, Refusal> {
-        match self.receiver.recv::<Body<Value>>().await {
+        let coming = until_closed(&self.connection.handle, self.receiver.recv::<Body<Value>>());
+        match coming.await.ok_or_else(lost)? {
             Ok(delivery) => {
                 let (info, message) = delivery.into_parts();
                 Ok(Arrived { ticket: Ticket(info), message: Some(message) })
