@@ -22,6 +22,7 @@ pub(crate) struct AmqpConfig {
     pub(crate) ca_file: Option<PathBuf>,
     pub(crate) container_id: Option<String>,
     pub(crate) send_timeout: Option<Span>,
+    pub(crate) idle_timeout: Option<Span>,
     pub(crate) window: Option<usize>,
     pub(crate) credit: Option<u32>,
     pub(crate) backout_queue: Option<String>,
@@ -80,6 +81,7 @@ impl AmqpConfig {
         }
         options.container_id = self.container_id.clone().unwrap_or(options.container_id);
         options.send_timeout = self.send_timeout.map_or(options.send_timeout, |span| span.0);
+        options.idle_timeout = self.idle_timeout.map_or(options.idle_timeout, |span| span.0);
         options.window = self.window.unwrap_or(options.window);
         options.credit = self.credit.unwrap_or(options.credit);
         options.backout_queue = self.backout_queue.clone();

@@ -98,8 +98,10 @@ impl AmqpIngress {
         while !shutdown.requested() {
             self.wait_for_room(shutdown).await?;
             let batch = tokio::select! {
-                batch = next_batch(inlet, self.runner.consumer().batch_max) => batch.map_err(|r| unavailable(&r))?,
+                // A stop comes first: it also ends the wait for room, and then there is none.
+                biased;
                 () = shutdown.wait() => break,
+                batch = next_batch(inlet, self.runner.consumer().batch_max) => batch.map_err(|r| unavailable(&r))?,
             };
             self.settle(inlet, batch).await?;
         }

@@ -7,8 +7,8 @@
 //! Not promised: that a row whose outcome is unknown did not arrive, and order against rows that were on
 //! their way when the broker refused an earlier one of their key.
 
-use std::collections::{HashSet, VecDeque};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,13 +17,15 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
-use super::amqp_message::outgoing;
-use super::amqp_wire::{Answer, Connection, Trouble};
+use super::amqp_sending::Sending;
+use super::amqp_wire::Connection;
 use super::{Outcome, Outgoing, Publisher, Refusal};
 use crate::error::{Error, Result};
 
 /// A broker that breaks this many connections in one call is left to the relay's breaker.
 const CONNECTIONS_MAX: usize = 3;
+/// Brokers do not take shorter ones, and longer ones help nobody.
+const IDLE_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
 
 /// What brokers make of the same protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -51,6 +53,8 @@ pub struct AmqpOptions {
     pub tls: Option<AmqpTls>,
     /// What has not been answered after this long counts as unknown.
     pub send_timeout: Duration,
+    /// A broker from which nothing has come for this long, not even a sign of life, is gone.
+    pub idle_timeout: Duration,
     /// How many messages are on their way at once.
     pub window: usize,
     /// How many messages a queue that is read may have sent ahead of their acceptance.
@@ -77,6 +81,7 @@ impl AmqpOptions {
             container_id: "dipmo".to_owned(),
             tls: None,
             send_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(30),
             window: 256,
             credit: 500,
             backout_queue: None,
@@ -122,6 +127,7 @@ impl AmqpOptions {
                 wrong("container_id must be of letters, digits and % / . _")
             }
             () if self.send_timeout.is_zero() => wrong("send_timeout must be more than nothing"),
+            () if !IDLE_TIMEOUTS.contains(&self.idle_timeout) => wrong("idle_timeout must be 1 s to 10 min"),
             () if self.window == 0 || self.window > 10_000 => wrong("window must be 1 to 10000"),
             () if self.credit == 0 || self.credit > 10_000 => wrong("credit must be 1 to 10000"),
             () if self.password.is_some() && self.user.is_none() => wrong("there is a password, but no user"),
@@ -154,6 +160,7 @@ impl fmt::Debug for AmqpOptions {
             .field("container_id", &self.container_id)
             .field("tls", &self.tls)
             .field("send_timeout", &self.send_timeout)
+            .field("idle_timeout", &self.idle_timeout)
             .field("window", &self.window)
             .field("credit", &self.credit)
             .field("backout_queue", &self.backout_queue)
@@ -218,114 +225,6 @@ impl Publisher for AmqpPublisher {
             }
         }
         sending.outcomes(&trouble)
-    }
-}
-
-/// The rows of one call, and what is known of each.
-struct Sending<'a> {
-    rows: &'a [Outgoing<'a>],
-    told: Vec<Option<Outcome>>,
-    flying: VecDeque<(usize, Answer)>,
-    /// Queue and key of rows that failed.
-    failed: HashSet<(&'a str, &'a str)>,
-}
-
-impl<'a> Sending<'a> {
-    fn new(rows: &'a [Outgoing<'a>]) -> Self {
-        Self { rows, told: vec![None; rows.len()], flying: VecDeque::new(), failed: HashSet::new() }
-    }
-
-    fn untouched(&self) -> bool {
-        self.told.iter().all(Option::is_none)
-    }
-
-    fn tell(&mut self, n: usize, outcome: Outcome) {
-        if outcome != Outcome::Done {
-            self.failed.insert((self.rows[n].topic, self.rows[n].key));
-        }
-        self.told[n] = Some(outcome);
-    }
-
-    /// Attaches to the queues before anything is on its way, because a queue that is refused costs the
-    /// connection. False when one was.
-    async fn attach(&mut self, connection: &mut Connection) -> Result<bool, Refusal> {
-        let mut seen = HashSet::new();
-        for (n, row) in self.rows.iter().enumerate() {
-            if self.told[n].is_some() || !seen.insert(row.topic) {
-                continue;
-            }
-            match connection.attach(row.topic).await {
-                Ok(()) => {}
-                Err(Trouble::Row(outcome)) => {
-                    self.refuse_queue(row.topic, &outcome);
-                    return Ok(false);
-                }
-                Err(Trouble::Connection(refusal)) => return Err(refusal),
-            }
-        }
-        Ok(true)
-    }
-
-    fn refuse_queue(&mut self, queue: &str, outcome: &Outcome) {
-        for n in 0..self.rows.len() {
-            let row = &self.rows[n];
-            if row.topic == queue && self.told[n].is_none() {
-                let behind = self.failed.contains(&(row.topic, row.key));
-                self.tell(n, if behind { Outcome::Held } else { outcome.clone() });
-            }
-        }
-    }
-
-    /// Sends whatever has no outcome yet. An error is the connection's.
-    async fn send(&mut self, connection: &mut Connection, options: &AmqpOptions) -> Result<(), Refusal> {
-        for (n, row) in self.rows.iter().enumerate() {
-            if self.told[n].is_some() {
-                continue;
-            }
-            while self.flying.len() >= options.window {
-                self.land(connection).await?;
-            }
-            if self.failed.contains(&(row.topic, row.key)) {
-                self.tell(n, Outcome::Held);
-                continue;
-            }
-            match connection.send(row.topic, outgoing(row, options.profile)).await {
-                Ok(answer) => self.flying.push_back((n, answer)),
-                Err(Trouble::Row(outcome)) => self.tell(n, outcome),
-                Err(Trouble::Connection(refusal)) => return Err(refusal),
-            }
-        }
-        while !self.flying.is_empty() {
-            self.land(connection).await?;
-        }
-        Ok(())
-    }
-
-    /// Waits for the oldest answer.
-    async fn land(&mut self, connection: &mut Connection) -> Result<(), Refusal> {
-        let Some((n, answer)) = self.flying.front_mut() else { return Ok(()) };
-        let n = *n;
-        let told = connection.wait(answer).await;
-        self.flying.pop_front();
-        match told {
-            Ok(outcome) => self.tell(n, outcome),
-            Err(Trouble::Row(outcome)) => self.tell(n, outcome),
-            Err(Trouble::Connection(refusal)) => return Err(refusal),
-        }
-        Ok(())
-    }
-
-    /// Answers that had come before the connection broke still count.
-    fn harvest(&mut self) {
-        for (n, mut answer) in std::mem::take(&mut self.flying) {
-            if let Some(outcome) = answer.now() {
-                self.tell(n, outcome);
-            }
-        }
-    }
-
-    fn outcomes(self, trouble: &Refusal) -> Vec<Outcome> {
-        self.told.into_iter().map(|told| told.unwrap_or_else(|| Outcome::Unknown(trouble.clone()))).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The protocol: connections, and the links of queues on them. Nothing else calls the AMQP library.
+//! The protocol: connections, and the links of queues on them.
 //!
 //! The library lets some waits hang for ever when a connection dies: every wait here ends when the connection
 //! has, and whoever calls puts a limit to the rest.
@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use fe2o3_amqp::connection::{ConnectionHandle, OpenError};
+use fe2o3_amqp::connection::ConnectionHandle;
 use fe2o3_amqp::link::delivery::{DeliveryFut, DeliveryInfo};
 use fe2o3_amqp::link::receiver::CreditMode;
-use fe2o3_amqp::link::{LinkStateError, RecvError, SendError, SenderAttachError};
+use fe2o3_amqp::link::{RecvError, SendError, SenderAttachError};
 use fe2o3_amqp::sasl_profile::SaslProfile;
 use fe2o3_amqp::session::SessionHandle;
-use fe2o3_amqp::types::definitions::{self, AmqpError, ErrorCondition};
+use fe2o3_amqp::types::definitions::{self, AmqpError};
 use fe2o3_amqp::types::messaging::{Body, Message, Outcome as Answered, Source, Target};
 use fe2o3_amqp::types::primitives::{Symbol, Value};
 use fe2o3_amqp::{Receiver, Sender, Session};
@@ -28,6 +28,8 @@ use tokio_rustls::TlsConnector;
 use uuid::Uuid;
 
 use super::amqp::AmqpOptions;
+pub(super) use super::amqp_trouble::Trouble;
+use super::amqp_trouble::{judge_outcome, judge_send, lost, not_opened, refusal, stopped};
 use super::{Outcome, Refusal};
 use crate::tls;
 
@@ -35,19 +37,9 @@ use crate::tls;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A broker that gives a queue no room for this long does not want more there: other queues go on.
 const CREDIT_WAIT: Duration = Duration::from_secs(2);
-/// A peer from which nothing comes for this long is gone; half of it is what the peer is told.
-const IDLE: Duration = Duration::from_secs(30);
 const FRAME_BYTES_MAX: u32 = 128 * 1024;
 /// An orderly end is polite and no more.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
-
-/// Why something did not work, by what it is the trouble of.
-#[derive(Debug)]
-pub(super) enum Trouble {
-    /// This row, or its queue; others may pass.
-    Row(Outcome),
-    Connection(Refusal),
-}
 
 trait Stream: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin> Stream for S {}
@@ -71,7 +63,8 @@ impl Connection {
             .hostname(options.host.as_str())
             .scheme("amqp")
             .max_frame_size(FRAME_BYTES_MAX)
-            .idle_time_out(u32::try_from(IDLE.as_millis()).unwrap_or(u32::MAX));
+            // Half of it is what the broker is told.
+            .idle_time_out(u32::try_from(options.idle_timeout.as_millis()).unwrap_or(u32::MAX));
         if let Some(user) = &options.user {
             let (username, password) = (user.clone(), options.password.clone().unwrap_or_default());
             builder = builder.sasl_profile(SaslProfile::Plain { username, password });
@@ -197,7 +190,8 @@ impl Inlet {
 
     /// The next message; none is lost when this is given up in the middle.
     pub(crate) async fn next(&mut self) -> Result<Arrived, Refusal> {
-        match self.receiver.recv::<Body<Value>>().await {
+        let coming = until_closed(&self.connection.handle, self.receiver.recv::<Body<Value>>());
+        match coming.await.ok_or_else(lost)? {
             Ok(delivery) => {
                 let (info, message) = delivery.into_parts();
                 Ok(Arrived { ticket: Ticket(info), message: Some(message) })
@@ -260,18 +254,6 @@ async fn connect(options: &AmqpOptions) -> Result<Box<dyn Stream>, Refusal> {
     Ok(Box::new(encrypted))
 }
 
-fn not_opened(options: &AmqpOptions, error: &OpenError) -> Refusal {
-    let at = format!("{}:{}", options.host, options.port);
-    match error {
-        OpenError::SaslError { .. } => {
-            let user = options.user.as_deref().unwrap_or("");
-            Refusal::new("AMQP_LOGIN", format!("{at} refuses user {user:?}: check user and password"))
-        }
-        OpenError::RemoteClosedWithError(error) => refusal(error, &format!("{at} refuses the connection")),
-        other => Refusal::new("AMQP_OPEN", format!("opening a connection to {at}: {other}")),
-    }
-}
-
 /// Ends when the connection has; then there is nothing.
 async fn until_closed<T>(handle: &ConnectionHandle<()>, waiting: impl Future<Output = T>) -> Option<T> {
     let mut waiting = pin!(waiting);
@@ -281,87 +263,6 @@ async fn until_closed<T>(handle: &ConnectionHandle<()>, waiting: impl Future<Out
             Err(_) if handle.is_closed() => return None,
             Err(_) => {}
         }
-    }
-}
-
-fn lost() -> Refusal {
-    Refusal::new("AMQP_LOST", "the connection to the broker was lost")
-}
-
-fn stopped(error: LinkStateError) -> Refusal {
-    match error {
-        LinkStateError::RemoteClosedWithError(error) | LinkStateError::RemoteDetachedWithError(error) => {
-            refusal(&error, "the broker ended the link")
-        }
-        other => Refusal::new("AMQP_LOST", other.to_string()),
-    }
-}
-
-fn judge_outcome(answered: Answered) -> Outcome {
-    match answered {
-        Answered::Accepted(_) => Outcome::Done,
-        Answered::Rejected(rejected) => match rejected.error {
-            // What passes by itself.
-            Some(error) if matches!(condition(&error), "amqp:resource-limit-exceeded" | "amqp:internal-error") => {
-                Outcome::Retry(refusal(&error, "the broker does not take the message now"))
-            }
-            Some(error) => Outcome::Rejected(refusal(&error, "the broker rejects the message")),
-            None => {
-                Outcome::Rejected(Refusal::new("AMQP_REJECTED", "the broker rejects the message and does not say why"))
-            }
-        },
-        _ => Outcome::Retry(Refusal::new("AMQP_RELEASED", "the broker gave the message back")),
-    }
-}
-
-fn judge_send(error: SendError, queue: &str) -> Trouble {
-    let told = error.to_string();
-    let of_queue = |error: &definitions::Error| {
-        Trouble::Row(Outcome::Retry(refusal(error, &format!("the broker ended the link to queue {queue}"))))
-    };
-    match error {
-        SendError::MessageSizeExceeded(_) => Trouble::Row(Outcome::Rejected(Refusal::new("AMQP_TOO_LARGE", told))),
-        SendError::MessageEncodeError => Trouble::Row(Outcome::Rejected(Refusal::new("AMQP_ENCODE", told))),
-        SendError::LinkStateError(
-            LinkStateError::RemoteClosedWithError(error) | LinkStateError::RemoteDetachedWithError(error),
-        ) => of_queue(&error),
-        _ => Trouble::Connection(Refusal::new("AMQP_LOST", told)),
-    }
-}
-
-/// `amqp:not-found` becomes `AMQP_NOT_FOUND`.
-fn refusal(error: &definitions::Error, what: &str) -> Refusal {
-    let condition = condition(error);
-    let code = condition.replace([':', '-'], "_").to_uppercase();
-    let why = error.description.as_deref().unwrap_or("without a reason");
-    Refusal::new(code, format!("{what}: {condition}: {why}"))
-}
-
-fn condition(error: &definitions::Error) -> &str {
-    match &error.condition {
-        ErrorCondition::Custom(symbol) => symbol.as_str(),
-        ErrorCondition::AmqpError(error) => amqp_condition(error),
-        ErrorCondition::ConnectionError(_) => "amqp:connection-error",
-        ErrorCondition::SessionError(_) => "amqp:session-error",
-        ErrorCondition::LinkError(_) => "amqp:link-error",
-    }
-}
-
-fn amqp_condition(error: &AmqpError) -> &'static str {
-    match error {
-        AmqpError::InternalError => "amqp:internal-error",
-        AmqpError::NotFound => "amqp:not-found",
-        AmqpError::UnauthorizedAccess => "amqp:unauthorized-access",
-        AmqpError::DecodeError => "amqp:decode-error",
-        AmqpError::ResourceLimitExceeded => "amqp:resource-limit-exceeded",
-        AmqpError::NotAllowed => "amqp:not-allowed",
-        AmqpError::InvalidField => "amqp:invalid-field",
-        AmqpError::NotImplemented => "amqp:not-implemented",
-        AmqpError::ResourceLocked => "amqp:resource-locked",
-        AmqpError::PreconditionFailed => "amqp:precondition-failed",
-        AmqpError::ResourceDeleted => "amqp:resource-deleted",
-        AmqpError::IllegalState => "amqp:illegal-state",
-        AmqpError::FrameSizeTooSmall => "amqp:frame-size-too-small",
     }
 }
 

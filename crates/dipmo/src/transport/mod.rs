@@ -2,6 +2,8 @@
 
 pub mod amqp;
 pub(crate) mod amqp_message;
+mod amqp_sending;
+mod amqp_trouble;
 pub(crate) mod amqp_wire;
 pub mod kafka;
 mod kafka_deliveries;

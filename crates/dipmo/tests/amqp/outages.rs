@@ -111,6 +111,26 @@ async fn a_connection_that_is_cut_is_opened_again_within_the_call() {
     assert_eq!(arrived.len(), 3);
 }
 
+/// Answers are swallowed without an end of the connection, as by a firewall that has forgotten it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_hears_nothing_any_more_lets_go_and_others_get_its_messages() {
+    let direct = artemis();
+    let proxy = Proxy::start(format!("{}:{}", direct.host, direct.port).parse().unwrap()).unwrap();
+    let through = AmqpOptions { port: proxy.addr().port(), idle_timeout: Duration::from_secs(1), ..direct.clone() };
+    let (world, from) = (World::real_time().await, queue("silent"));
+    let mut client = Client::open(&direct).await;
+    client.put(&from, [message("first", &[], data(b"1"))]).await;
+    let reading = Reading::start(&world, &through, &from).await;
+    until(&world, "dipmo.inbox", 1).await;
+    proxy.stall_answers();
+    client.put(&from, (0..5).map(|n| message(&format!("m-{n}"), &[], data(b"1")))).await;
+    assert!(proxy.wait_for_held_answer(PATIENCE), "they are on their way to the reader");
+    let taken: BTreeSet<String> = client.take(&from, 5).await.iter().map(id_of).collect();
+    assert_eq!(taken.len(), 5);
+    reading.crash().await;
+    assert_eq!(world.count("dipmo.inbox").await, 1);
+}
+
 /// The node dies after the inbox commit and before the broker hears of it: the messages come again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_between_inbox_and_acceptance_has_no_effect() {
