@@ -1,4 +1,4 @@
-//! The demo on a fresh machine: private servers, then `kyc-demo`, which does and tells the rest.
+//! The demos on a fresh machine: private servers, then `kyc-demo` or `payments-demo`, which do and tell the rest.
 //!
 //! The servers end with this process, however it ends; see `testbed`.
 
@@ -9,8 +9,18 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, bail};
 use testbed::{Kafka, KafkaOptions, Postgres, PostgresOptions};
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Example {
+    /// Notifications and reviews, killed in the middle
+    Kyc,
+    /// A day of payments across four contexts, and its books
+    Payments,
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[arg(value_enum, default_value = "kyc")]
+    example: Example,
     /// How many messages are sent
     #[arg(long, default_value_t = 5_000)]
     messages: u32,
@@ -27,10 +37,13 @@ pub(crate) struct Args {
 
 /// `cargo xtask demo`
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.example == Example::Payments {
+        return payments();
+    }
     println!("Building the example and starting {} ...", servers(args));
     let kafka = args.kafka.then(|| thread::spawn(|| Kafka::start(KafkaOptions::default())));
     let postgres = Postgres::start(PostgresOptions::default()).context("starting PostgreSQL")?;
-    cargo("build", &["--bins"])?;
+    cargo("build", "kyc", &["--bins"])?;
     let kafka = match kafka.map(thread::JoinHandle::join) {
         None => None,
         Some(started) => {
@@ -46,16 +59,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     demo.extend(args.seed.map(|seed| format!("--seed={seed}")));
     demo.extend(args.keep.then(|| "--keep".into()));
     let demo: Vec<&str> = demo.iter().map(String::as_str).collect();
-    cargo("run", &demo)
+    cargo("run", "kyc", &demo)
+}
+
+fn payments() -> Result<()> {
+    println!("Building the example and starting a private PostgreSQL server ...");
+    let postgres = Postgres::start(PostgresOptions::default()).context("starting PostgreSQL")?;
+    println!();
+    cargo("run", "payments", &["--bin", "payments-demo", "--", &format!("--postgres={}", postgres.url())])
 }
 
 fn servers(args: &Args) -> &'static str {
     if args.kafka { "private PostgreSQL and Kafka servers" } else { "a private PostgreSQL server" }
 }
 
-fn cargo(verb: &str, args: &[&str]) -> Result<()> {
+fn cargo(verb: &str, package: &str, args: &[&str]) -> Result<()> {
     let status = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()))
-        .args([verb, "--quiet", "--package", "kyc"])
+        .args([verb, "--quiet", "--package", package])
         .args(args)
         .status()
         .context("starting cargo")?;
