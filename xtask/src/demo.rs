@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
-use testbed::{Kafka, KafkaOptions, Postgres, PostgresOptions};
+use testbed::{Artemis, ArtemisOptions, Kafka, KafkaOptions, Postgres, PostgresOptions};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Example {
@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// Go over a real Kafka (downloaded from Maven Central the first time, needs Java) instead of INTERNAL
     #[arg(long)]
     kafka: bool,
+    /// Of payments: a database for each context, over a real Kafka and a real Artemis (needs Java)
+    #[arg(long)]
+    full: bool,
     /// Leave everything running at the end, and say how to look around
     #[arg(long)]
     keep: bool,
@@ -38,7 +41,7 @@ pub(crate) struct Args {
 /// `cargo xtask demo`
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.example == Example::Payments {
-        return payments();
+        return payments(args.full);
     }
     println!("Building the example and starting {} ...", servers(args));
     let kafka = args.kafka.then(|| thread::spawn(|| Kafka::start(KafkaOptions::default())));
@@ -62,11 +65,25 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     cargo("run", "kyc", &demo)
 }
 
-fn payments() -> Result<()> {
-    println!("Building the example and starting a private PostgreSQL server ...");
+fn payments(full: bool) -> Result<()> {
+    println!("Building the example and starting private servers ...");
+    let kafka = full.then(|| thread::spawn(|| Kafka::start(KafkaOptions::default())));
     let postgres = Postgres::start(PostgresOptions::default()).context("starting PostgreSQL")?;
+    let mut demo = vec!["--bin".into(), "payments-demo".into(), "--".into()];
+    demo.push(format!("--postgres={}", postgres.url()));
+    let _running = match kafka {
+        None => None,
+        Some(kafka) => {
+            let artemis = Artemis::start(ArtemisOptions::default()).context("starting Artemis")?;
+            let kafka = kafka.join().map_err(|_| anyhow!("the thread that starts Kafka panicked"))?;
+            let kafka = kafka.context("starting Kafka")?;
+            demo.extend([format!("--amqp={}", artemis.url()), format!("--kafka={}", kafka.bootstrap())]);
+            Some((kafka, artemis))
+        }
+    };
     println!();
-    cargo("run", "payments", &["--bin", "payments-demo", "--", &format!("--postgres={}", postgres.url())])
+    let demo: Vec<&str> = demo.iter().map(String::as_str).collect();
+    cargo("run", "payments", &demo)
 }
 
 fn servers(args: &Args) -> &'static str {

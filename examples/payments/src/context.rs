@@ -60,7 +60,8 @@ impl Context {
         format!("APP.CMD.{}.{command}.Q", self.name().to_uppercase())
     }
 
-    fn topic(self) -> &'static str {
+    /// Where it tells of what it did.
+    pub fn topic(self) -> &'static str {
         match self {
             Context::Accounts => "events.Accounts",
             Context::Limits => "events.Limits",

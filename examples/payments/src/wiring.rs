@@ -28,6 +28,9 @@ use crate::fx::BankClient;
 use crate::payments::Rail;
 use crate::{accounts, fx, limits, payments};
 
+/// Where the core tells of sagas and batches.
+pub const ORCHESTRATIONS: &str = "events.Orchestrations";
+
 const DEFINITIONS: &str = include_str!("../payment.toml");
 
 /// By which a context is reached.
@@ -173,7 +176,7 @@ impl Platform {
             }
         }
         if self.kafka.is_some() {
-            let events: Destination = "KAFKA:events.Orchestrations".parse()?;
+            let events = Destination::Kafka { topic: ORCHESTRATIONS.to_owned() };
             definitions.iter_mut().for_each(|definition| definition.events = Some(events.clone()));
         }
         Ok(definitions)
@@ -228,7 +231,7 @@ impl Platform {
             let mut options = NodeOptions { roles, amqp: self.amqp.clone(), ..NodeOptions::new(name) };
             if let Some(brokers) = &self.kafka {
                 options = options.kafka(brokers);
-                options.batch_events = "KAFKA:events.Orchestrations".parse().ok();
+                options.batch_events = Some(Destination::Kafka { topic: ORCHESTRATIONS.to_owned() });
             }
             options
         };

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::bank::{self, Bank};
 use crate::books::{Check, Facts};
+use crate::context::Context;
 use crate::fx::{BankClient, ClientOptions};
 use crate::payments::batch_of;
 use crate::setup;
@@ -45,7 +46,7 @@ pub async fn run(platform: &Platform, payments: usize) -> Result<bool> {
     let core = platform.db(&platform.core, "demo")?;
     let begun = Instant::now();
     start_day(&core, Uuid::now_v7()).await?;
-    let watched = watch(&core, begun).await;
+    let watched = watch(platform, &core, begun).await;
     let took = begun.elapsed();
     trigger.stop();
     for node in nodes {
@@ -78,7 +79,7 @@ pub async fn start_day(core: &Db, command: Uuid) -> Result<()> {
 }
 
 /// Shows how far the batch is until it has ended and nothing is under way any more.
-async fn watch(core: &Db, begun: Instant) -> Result<()> {
+async fn watch(platform: &Platform, core: &Db, begun: Instant) -> Result<()> {
     let live = std::io::stdout().is_terminal();
     let mut printed: Option<Instant> = None;
     loop {
@@ -98,13 +99,23 @@ async fn watch(core: &Db, begun: Instant) -> Result<()> {
             printed = Some(Instant::now());
             println!("{line}");
         }
-        if ended && is_quiet(core).await? {
+        if ended && all_quiet(platform, core).await? {
             return Ok(());
         }
         if begun.elapsed() > DAY_MAX {
             bail!("the day did not end within {DAY_MAX:?}");
         }
     }
+}
+
+/// In every database of the platform.
+async fn all_quiet(platform: &Platform, core: &Db) -> Result<bool> {
+    for context in Context::ALL.into_iter().filter(|context| !platform.is_shared(*context)) {
+        if !is_quiet(&platform.db(&platform.contexts[&context], "demo")?).await? {
+            return Ok(false);
+        }
+    }
+    is_quiet(core).await
 }
 
 /// Nothing waits for anybody but an operator.
