@@ -1,7 +1,8 @@
 //! Durable inbox, process manager and outbox: exactly-once effects for event-driven systems.
 //!
 //! Modules in the order of the flow: [`ingress`] takes records from a broker, [`inbox`] says what
-//! becomes of each, [`process`] and [`handler`] are where user code decides, [`runner`] drives them,
+//! becomes of each, [`process`] and [`handler`] are where user code decides, [`saga`] decides by
+//! definitions instead of code, [`runner`] drives them,
 //! [`relay`] sends what the outbox holds, [`upkeep`] keeps the tables in shape, [`operator`] looks
 //! and repairs. A [`node::Node`] runs them all.
 

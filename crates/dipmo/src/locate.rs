@@ -59,7 +59,7 @@ mod tests {
         let at = |path| nearest(table.get_ref(), path).map(|at| place_of(text, at)).map(|at| (at.line, at.column));
         assert_eq!(at("a"), Some((1, 1)));
         assert_eq!(at("b[0].c"), Some((3, 1)));
-        assert_eq!(at("b[0].d.e[1][0]"), Some((4, 20)));
+        assert_eq!(at("b[0].d.e[1][0]"), Some((4, 21)));
         assert_eq!(at("b[0].nothing"), Some((2, 1)), "its table stands for what was left out");
         assert_eq!(at("z"), None);
     }

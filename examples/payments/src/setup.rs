@@ -24,14 +24,15 @@ pub fn url_of(url: &str, role: &str) -> Result<String> {
 }
 
 /// Makes a database for each context on the server given, and says where they are.
-pub async fn make_databases(url: &str) -> Result<BTreeMap<Context, String>> {
+pub async fn make_databases(url: &str, suffix: &str) -> Result<BTreeMap<Context, String>> {
     let db = Db::open(DbOptions { application_name: "payments setup".into(), ..DbOptions::new(url) })?;
     let client = db.client().await?;
     let (server, _) = url.rsplit_once('/').context("a database URL ends with /database")?;
     let mut databases = BTreeMap::new();
     for context in Context::ALL {
-        client.batch_execute(&format!("create database {}", context.name())).await?;
-        databases.insert(context, format!("{server}/{}", context.name()));
+        let name = format!("{}{suffix}", context.name());
+        client.batch_execute(&format!("create database {name}")).await?;
+        databases.insert(context, format!("{server}/{name}"));
     }
     Ok(databases)
 }

@@ -127,8 +127,8 @@ impl Platform {
     }
 
     /// A database for each context, as `databases` names them, with a broker between them.
-    pub fn apart(url: &str, databases: &BTreeMap<Context, String>, amqp: AmqpOptions) -> Result<Self> {
-        let mut platform = Self { amqp: Some(amqp), ..Self::shared(url, "")? };
+    pub fn apart(url: &str, suffix: &str, databases: &BTreeMap<Context, String>, amqp: AmqpOptions) -> Result<Self> {
+        let mut platform = Self { amqp: Some(amqp), ..Self::shared(url, suffix)? };
         for (context, site) in &mut platform.contexts {
             let Some(url) = databases.get(context) else { bail!("{context:?} has no database") };
             *site = Site { url: url.clone(), transport: Transport::Amqp, ..site.clone() };

@@ -57,13 +57,9 @@ pub fn check(text: &str) -> Result<Vec<Definition>, Vec<Problem>> {
     let place = |path: &str| place_of(text, nearest(root.get_ref(), path).unwrap_or_default());
     for (n, (path, definition)) in found.iter().enumerate() {
         if let Err(flaws) = Compiled::new(definition.clone()) {
-            problems.extend(
-                flaws.into_iter().filter(|flaw| !said_already(flaw, definition)).map(|flaw| located(path, flaw, place)),
-            );
+            problems.extend(flaws.into_iter().map(|flaw| located(path, flaw, place)));
         }
-        if let Some((first, _)) =
-            found[..n].iter().find(|(_, other)| other.name == definition.name && !other.name.is_empty())
-        {
+        if let Some((first, _)) = found[..n].iter().find(|(_, other)| other.name == definition.name) {
             let what = format!("{} is defined twice, first by {first}", definition.name);
             let why = "sagas and commands are started by their names alone";
             problems.push(Problem::at(place(&format!("{path}.name")), what, why, "give each its own name"));
@@ -71,12 +67,6 @@ pub fn check(text: &str) -> Result<Vec<Definition>, Vec<Problem>> {
     }
     problems.sort_by_key(|problem| (problem.line, problem.column));
     if problems.is_empty() { Ok(found.into_iter().map(|(_, definition)| definition).collect()) } else { Err(problems) }
-}
-
-/// A name that is missing has been told when it was read.
-fn said_already(flaw: &Flaw, definition: &Definition) -> bool {
-    let empty = flaw.what.starts_with("\"\" is no name") || flaw.what.starts_with(" is used twice");
-    empty || (flaw.path == "step[0].name" && definition.name.is_empty())
 }
 
 /// A command has its one step's fields in its own table.

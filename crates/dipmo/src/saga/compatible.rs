@@ -13,8 +13,8 @@ pub struct Live {
     pub count: u64,
 }
 
-/// Refuses to forget versions that are in use and to give a version another body. What is only worth
-/// knowing comes back when it may be done: how many sagas keep to which older version.
+/// Refuses to forget what running sagas need. What is only worth knowing comes back when it may be done:
+/// how many sagas keep to which older version, and which names can no longer be started.
 pub fn compatible(old: &Registry, new: &Registry, live: &[Live]) -> Result<Vec<String>, Vec<String>> {
     let mut refusals = Vec::new();
     let mut remarks = Vec::new();
@@ -35,11 +35,7 @@ pub fn compatible(old: &Registry, new: &Registry, live: &[Live]) -> Result<Vec<S
             _ => {}
         }
     }
-    for version in new.all() {
-        let same = old.version(version.name(), version.hash());
-        if same.is_some_and(|same| same.definition() != version.definition()) {
-            refusals.push(format!("{} version {} has another body than before", version.name(), version.hash()));
-        }
-    }
+    let gone = old.names().filter(|name| new.current(name).is_none());
+    remarks.extend(gone.map(|name| format!("{name} can no longer be started")));
     if refusals.is_empty() { Ok(remarks) } else { Err(refusals) }
 }

@@ -48,6 +48,9 @@ pub struct StepRecord {
     pub sends: u32,
     /// How many of the sends nobody has answered.
     pub unheard: u32,
+    /// An operator has had it sent again: what its worker refused before is not the last word.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resubmitted: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -115,6 +118,7 @@ impl StepRecord {
             attempt: 0,
             sends: 0,
             unheard: 0,
+            resubmitted: false,
             result: None,
             error: None,
             due: None,

@@ -1,7 +1,9 @@
 //! What a saga is made of, as data: built in Rust, read from TOML, kept as JSON.
 //!
 //! Two definitions are the same version if their [`Definition::hash`] is the same. It is taken over the
-//! canonical JSON, so the order of fields, comments and defaults written out do not change it.
+//! canonical JSON, so the order of fields, comments and defaults written out do not change it. Times and
+//! attempts are always part of it: a release with other defaults makes another version, not another
+//! behaviour of an old one.
 
 use std::time::Duration;
 
@@ -65,7 +67,7 @@ pub struct Step {
     pub key: Option<String>,
     #[serde(default = "wire::timeout_default", with = "wire::span")]
     pub timeout: Duration,
-    #[serde(default, with = "wire::retry", skip_serializing_if = "wire::is_default")]
+    #[serde(default, with = "wire::retry")]
     pub retry: RetryPolicy,
     #[serde(default, skip_serializing_if = "wire::is_default")]
     pub on_failure: OnFailure,
@@ -100,7 +102,7 @@ pub struct Compensation {
     pub payload: Option<Value>,
     #[serde(default = "wire::timeout_default", with = "wire::span")]
     pub timeout: Duration,
-    #[serde(default, with = "wire::retry", skip_serializing_if = "wire::is_default")]
+    #[serde(default, with = "wire::retry")]
     pub retry: RetryPolicy,
     /// Sent also where nobody knows whether the step was done, because no answer came. Its worker must
     /// then accept that there is nothing to undo.
@@ -265,22 +267,17 @@ impl Compensation {
 
 /// `SubmitPayment` becomes `STEP_SUBMIT_PAYMENT`.
 pub(super) fn step_name(command: &str) -> String {
-    let mut name = String::from("STEP");
-    let mut after_small = true;
+    let mut name = String::from("STEP_");
+    let mut within_word = false;
     for c in command.chars() {
-        let word_begins = c.is_ascii_uppercase() && after_small;
-        if !c.is_ascii_alphanumeric() || word_begins {
-            if !name.ends_with('_') {
-                name.push('_');
-            }
+        let begins = c.is_ascii_uppercase() && within_word;
+        if (begins || !c.is_ascii_alphanumeric()) && !name.ends_with('_') {
+            name.push('_');
         }
         if c.is_ascii_alphanumeric() {
-            if name == "STEP" {
-                name.push('_');
-            }
             name.push(c.to_ascii_uppercase());
         }
-        after_small = !c.is_ascii_uppercase();
+        within_word = !c.is_ascii_uppercase();
     }
     name
 }

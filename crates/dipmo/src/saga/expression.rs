@@ -6,15 +6,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
-use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue};
+use cel::common::ast::{Expr, LiteralValue};
 use cel::objects::{Key, Map};
-use cel::{Context, Env, ExecutionError, Program, Value as Cel};
+use cel::{Context, Env, Program, Value as Cel};
 use serde_json::Value;
 
+use super::cel_json::{explain, from_cel, to_cel};
 use super::data::StepRecord;
+use super::names::Names;
 
 /// Made once: it holds every standard function.
-static STANDARD: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+pub(super) static STANDARD: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
 const NOTHING: &Value = &Value::Null;
 
@@ -28,19 +30,6 @@ pub(super) struct Expression {
 enum Code {
     Path(Vec<String>),
     Cel(Box<Program>),
-}
-
-/// What an expression refers to.
-#[derive(Debug, Default)]
-pub(super) struct Names {
-    /// Variables that nothing in the expression binds.
-    pub(super) free: Vec<String>,
-    /// `X` of every `steps.X`.
-    pub(super) steps: Vec<String>,
-    /// `x` of every `saga.x`.
-    pub(super) saga: Vec<String>,
-    /// Fields of a step that are not its result.
-    pub(super) fields: Vec<String>,
 }
 
 /// What expressions see.
@@ -89,7 +78,7 @@ impl<'a> Scope<'a> {
 impl Expression {
     pub(super) fn compile(text: &str) -> Result<Self, String> {
         if let Some(path) = plain_path(text) {
-            let names = names_of_path(&path);
+            let names = Names::of_path(&path);
             return Ok(Self { code: Code::Path(path), names });
         }
         if text.trim().is_empty() {
@@ -100,8 +89,7 @@ impl Expression {
             first
                 .map_or("cannot be read".to_owned(), |error| format!("at column {}: {}", error.pos.1.max(1), error.msg))
         })?;
-        let mut names = Names::default();
-        collect(program.expression(), &mut Vec::new(), &mut names);
+        let names = Names::of(program.expression());
         Ok(Self { code: Code::Cel(Box::new(program)), names })
     }
 
@@ -173,140 +161,6 @@ fn plain_path(text: &str) -> Option<Vec<String>> {
         _ => false,
     };
     (whole && root).then_some(path)
-}
-
-fn names_of_path(path: &[String]) -> Names {
-    let mut names = Names { free: vec![path[0].clone()], ..Names::default() };
-    match path {
-        [root, step, field, ..] if root == "steps" => {
-            names.steps.push(step.clone());
-            if field != "result" {
-                names.fields.push(field.clone());
-            }
-        }
-        [root, field] if root == "saga" => names.saga.push(field.clone()),
-        _ => {}
-    }
-    names
-}
-
-/// Walks an expression; `bound` are the variables of the comprehensions around it.
-fn collect(expr: &IdedExpr, bound: &mut Vec<String>, names: &mut Names) {
-    match &expr.expr {
-        Expr::Ident(name) => note_free(name, bound, names),
-        Expr::Select(select) => {
-            note_select(&select.operand.expr, &select.field, names);
-            collect(&select.operand, bound, names);
-        }
-        Expr::Call(call) => {
-            if let ("_[_]", [operand, index]) = (call.func_name.as_str(), call.args.as_slice())
-                && let Expr::Literal(LiteralValue::String(field)) = &index.expr
-            {
-                note_select(&operand.expr, field.inner(), names);
-            }
-            call.target.iter().for_each(|target| collect(target, bound, names));
-            call.args.iter().for_each(|arg| collect(arg, bound, names));
-        }
-        Expr::List(list) => list.elements.iter().for_each(|element| collect(element, bound, names)),
-        Expr::Map(map) => map.entries.iter().for_each(|entry| collect_entry(&entry.expr, bound, names)),
-        Expr::Struct(object) => object.entries.iter().for_each(|entry| collect_entry(&entry.expr, bound, names)),
-        Expr::Comprehension(loop_) => {
-            collect(&loop_.iter_range, bound, names);
-            collect(&loop_.accu_init, bound, names);
-            let depth = bound.len();
-            bound.extend([loop_.iter_var.clone(), loop_.accu_var.clone()]);
-            bound.extend(loop_.iter_var2.clone());
-            for inner in [&loop_.loop_cond, &loop_.loop_step, &loop_.result] {
-                collect(inner, bound, names);
-            }
-            bound.truncate(depth);
-        }
-        Expr::Literal(_) | Expr::Unspecified => {}
-    }
-}
-
-fn collect_entry(entry: &EntryExpr, bound: &mut Vec<String>, names: &mut Names) {
-    match entry {
-        EntryExpr::StructField(field) => collect(&field.value, bound, names),
-        EntryExpr::MapEntry(entry) => {
-            collect(&entry.key, bound, names);
-            collect(&entry.value, bound, names);
-        }
-    }
-}
-
-fn note_free(name: &str, bound: &[String], names: &mut Names) {
-    if !bound.iter().any(|bound| bound == name) && !names.free.iter().any(|free| free == name) {
-        names.free.push(name.to_owned());
-    }
-}
-
-fn note_select(operand: &Expr, field: &str, names: &mut Names) {
-    match operand {
-        Expr::Ident(root) if root == "steps" => names.steps.push(field.to_owned()),
-        Expr::Ident(root) if root == "saga" => names.saga.push(field.to_owned()),
-        Expr::Select(inner) if matches!(&inner.operand.expr, Expr::Ident(root) if root == "steps") => {
-            if field != "result" {
-                names.fields.push(field.to_owned());
-            }
-        }
-        _ => {}
-    }
-}
-
-/// Whole numbers stay whole; those that fit no 64 bits with sign become floating.
-fn to_cel(value: &Value) -> Cel {
-    match value {
-        Value::Null => Cel::Null,
-        Value::Bool(value) => Cel::Bool(*value),
-        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(whole), _) => Cel::Int(whole),
-            (None, Some(whole)) => Cel::UInt(whole),
-            (None, None) => Cel::Float(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Value::String(text) => Cel::String(Arc::new(text.clone())),
-        Value::Array(items) => Cel::List(Arc::new(items.iter().map(to_cel).collect())),
-        Value::Object(object) => {
-            let entries = object.iter().map(|(key, value)| (Key::from(key.as_str()), to_cel(value))).collect();
-            Cel::Map(Map { map: Arc::new(entries) })
-        }
-    }
-}
-
-fn from_cel(value: &Cel) -> Result<Value, String> {
-    Ok(match value {
-        Cel::Null => Value::Null,
-        Cel::Bool(value) => (*value).into(),
-        Cel::Int(whole) => (*whole).into(),
-        Cel::UInt(whole) => (*whole).into(),
-        Cel::Float(number) => serde_json::Number::from_f64(*number).ok_or("the number is not finite")?.into(),
-        Cel::String(text) => text.as_str().into(),
-        Cel::List(items) => Value::Array(items.iter().map(from_cel).collect::<Result<_, _>>()?),
-        Cel::Map(map) => {
-            let entry = |(key, value): (&Key, &Cel)| Ok((key.to_string(), from_cel(value)?));
-            Value::Object(map.map.iter().map(entry).collect::<Result<_, String>>()?)
-        }
-        other => return Err(format!("a {} cannot be JSON", other.type_of())),
-    })
-}
-
-/// Types and names only: the values in these errors are somebody's payload.
-fn explain(error: ExecutionError) -> String {
-    match error {
-        ExecutionError::NoSuchKey(key) => format!("there is no {key:?}"),
-        ExecutionError::UndeclaredReference(name) => format!("nothing is named {name:?}"),
-        ExecutionError::NoSuchOverload(overload) => overload.to_string(),
-        ExecutionError::UnexpectedType { got, want } => format!("got {got}, want {want}"),
-        ExecutionError::InvalidArgumentCount { expected, actual } => {
-            format!("{expected} arguments are needed, {actual} are given")
-        }
-        ExecutionError::ValuesNotComparable(a, b) => format!("{} and {} do not compare", a.type_of(), b.type_of()),
-        ExecutionError::DivisionByZero(_) | ExecutionError::RemainderByZero(_) => "division by zero".to_owned(),
-        ExecutionError::Overflow(operator, ..) => format!("{operator} overflows"),
-        ExecutionError::IndexOutOfBounds(_) => "the index is out of bounds".to_owned(),
-        ExecutionError::FunctionError { function, .. } => format!("{function} refuses its arguments"),
-        _ => "cannot be evaluated with the values at hand".to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -395,5 +249,8 @@ mod tests {
         assert_eq!(names.free, ["input", "y", "steps"]);
         assert_eq!(names.steps, ["A", "B"]);
         assert_eq!(names.fields, ["reslt"]);
+        let names =
+            Expression::compile("size(input.a) + sise(input.a) + input.b.matches('x') + input.c.map(y)").unwrap().names;
+        assert_eq!(names.functions, ["map", "matches", "sise"]);
     }
 }

@@ -63,28 +63,41 @@ impl Mapping {
     }
 
     pub(super) fn value(&self, scope: &Scope<'_>) -> Result<Value, String> {
+        self.value_below(scope)
+            .map_err(|Wrong { path, why }| if path.is_empty() { why } else { format!("{path}: {why}") })
+    }
+
+    fn value_below(&self, scope: &Scope<'_>) -> Result<Value, Wrong> {
         Ok(match self {
-            Self::Expression(expression) => expression.value(scope)?,
+            Self::Expression(expression) => {
+                expression.value(scope).map_err(|why| Wrong { path: String::new(), why })?
+            }
             Self::Literal(value) => value.clone(),
             Self::Object(entries) => {
                 let mut object = serde_json::Map::new();
                 for (key, inner) in entries {
-                    let value = inner.value(scope).map_err(|why| below(key, why))?;
-                    object.insert(key.clone(), value);
+                    object.insert(key.clone(), inner.value_below(scope).map_err(|wrong| wrong.below(key))?);
                 }
                 Value::Object(object)
             }
-            Self::List(items) => Value::Array(items.iter().map(|item| item.value(scope)).collect::<Result<_, _>>()?),
+            Self::List(items) => {
+                let item =
+                    |(n, item): (usize, &Self)| item.value_below(scope).map_err(|wrong| wrong.below(&n.to_string()));
+                Value::Array(items.iter().enumerate().map(item).collect::<Result<_, _>>()?)
+            }
         })
     }
 }
 
-/// `b: why` becomes `a.b: why`.
-fn below(key: &str, why: String) -> String {
-    match why.split_once(": ") {
-        Some((path, _)) if path.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)) => {
-            format!("{key}.{why}")
-        }
-        _ => format!("{key}: {why}"),
+/// An expression that cannot be evaluated, and where in the mapping it stands.
+struct Wrong {
+    path: String,
+    why: String,
+}
+
+impl Wrong {
+    fn below(self, key: &str) -> Self {
+        let path = if self.path.is_empty() { key.to_owned() } else { format!("{key}.{}", self.path) };
+        Self { path, ..self }
     }
 }

@@ -9,7 +9,33 @@
 //! done is undone in reverse order, and a running saga keeps to the version it began with.
 //! Not promised: that a receiver gets a command only once, or that an answer which comes after the end of
 //! its saga has any effect.
+//!
+//! ```
+//! use dipmo::saga::{Compensation, Definition, Orchestrator, Registry, Step, check};
+//! use serde_json::json;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let undo = Compensation::new("STEP_CANCEL_FX", "CancelFxContract", "KAFKA:fx".parse()?);
+//! let saga = Definition::new("PaymentExecution")
+//!     .step(
+//!         Step::new("STEP_BOOK_FX", "BookFxContract", "KAFKA:fx".parse()?)
+//!             .when("input.currency != 'USD'")
+//!             .payload(json!({ "currency": "input.currency" }))
+//!             .compensation(undo),
+//!     )
+//!     .step(Step::new("STEP_SUBMIT_PAYMENT", "SubmitPayment", "KAFKA:payments".parse()?));
+//! let mut registry = Registry::new();
+//! registry.register(saga).map_err(|flaws| format!("{flaws:?}"))?;
+//! let orchestrator = Orchestrator::new(registry);
+//! assert_eq!(orchestrator.registry().names().collect::<Vec<_>>(), ["PaymentExecution"]);
+//!
+//! let problems = check("[[saga]]\nname = \"Empty\"\n").unwrap_err();
+//! assert_eq!(problems[0].to_string(), "1:1: the saga has no step: it would end before it began; add a step with name, command and to");
+//! # Ok(())
+//! # }
+//! ```
 
+mod cel_json;
 mod check;
 mod compatible;
 mod compiled;
@@ -18,6 +44,7 @@ mod decide;
 mod definition;
 mod expression;
 mod mapping;
+mod names;
 mod orchestrator;
 mod read;
 mod registry;

@@ -68,6 +68,10 @@ impl Orchestrator {
     }
 
     fn start(&self, message: &Message, envelope: &Envelope, now: OffsetDateTime) -> Result<Decision, Failure> {
+        if envelope.key.is_empty() {
+            let message = "a start without a key: all of its name would be one saga";
+            return Err(Failure::permanent("NO_KEY", message));
+        }
         let registry = self.registry();
         let Some(compiled) = registry.current(&envelope.name) else {
             let known: Vec<&str> = registry.names().collect();

@@ -134,19 +134,13 @@ impl<'a, 'i, 'w> Table<'a, 'i, 'w> {
         text
     }
 
+    /// One that is missing was complained of; what stands for it makes no further complaint.
     fn required(&mut self, key: &'static str) -> String {
-        let there = self.table.iter().any(|(name, _)| name.get_ref() == key);
-        let text = self.text(key);
-        if !there {
-            let span = self.span.clone();
-            self.complain(
-                span,
-                format!("{key} is missing"),
-                "nothing works without it",
-                format!("add {key} = \"...\""),
-            );
+        if self.get(key).is_none() {
+            let (span, what) = (self.span.clone(), format!("{key} is missing"));
+            self.complain(span, what, "nothing works without it", format!("add {key} = \"...\""));
         }
-        text.unwrap_or_default()
+        self.text(key).unwrap_or_else(|| format!("MISSING_{}", self.span.start))
     }
 
     fn destination(&mut self, key: &'static str) -> Option<Destination> {
@@ -209,30 +203,32 @@ impl<'a, 'i, 'w> Table<'a, 'i, 'w> {
     }
 
     fn json(&mut self, key: &'static str) -> Option<Value> {
-        let (value, _) = self.get(key)?;
-        Some(self.to_json(value))
+        let (value, span) = self.get(key)?;
+        Some(self.json_of(value, span))
     }
 
-    fn to_json(&mut self, value: &DeValue<'_>) -> Value {
-        match value {
-            DeValue::String(text) => text.as_ref().into(),
-            DeValue::Boolean(value) => (*value).into(),
-            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).unwrap_or_default().into(),
-            DeValue::Float(number) => {
-                let number: f64 = number.as_str().parse().unwrap_or_default();
-                Number::from_f64(number).map_or(Value::Null, Value::Number)
-            }
-            // In a mapping every text is an expression; as one, a date is a literal text.
-            DeValue::Datetime(time) => format!("'{time}'").into(),
-            DeValue::Array(items) => items.iter().map(|item| self.to_json(item.get_ref())).collect(),
+    fn json_of(&mut self, value: &DeValue<'_>, span: Range<usize>) -> Value {
+        let json = match value {
+            DeValue::String(text) => Some(text.as_ref().into()),
+            DeValue::Boolean(value) => Some((*value).into()),
+            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).ok().map(Value::from),
+            DeValue::Float(number) => number.as_str().parse().ok().and_then(Number::from_f64).map(Value::Number),
+            DeValue::Datetime(_) => None,
+            DeValue::Array(items) => Some(items.iter().map(|item| self.json_of(item.get_ref(), item.span())).collect()),
             DeValue::Table(table) => {
-                let entry = |(key, value): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
-                    let key: &std::borrow::Cow<'_, str> = key.get_ref();
-                    (key.to_string(), self.to_json(value.get_ref()))
-                };
-                Value::Object(table.iter().map(entry).collect::<Map<_, _>>())
+                let mut object = Map::new();
+                for (key, value) in table {
+                    object.insert(key.get_ref().to_string(), self.json_of(value.get_ref(), value.span()));
+                }
+                Some(Value::Object(object))
             }
-        }
+        };
+        json.unwrap_or_else(|| {
+            let what = format!("this {} cannot be JSON", value.type_str());
+            let why = "JSON has no dates, and here whole numbers have 64 bits and others are finite";
+            self.complain(span, what, why, "write it as a text: \"'...'\"");
+            Value::Null
+        })
     }
 
     fn table(&mut self, key: &'static str) -> Option<Item<'a, 'i>> {

@@ -3,14 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::compiled::Compiled;
 use super::definition::Definition;
 use super::rules::Flaw;
+use crate::error::{Error, Result};
 
 /// Cheap to clone: the compiled definitions are shared.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
-    versions: BTreeMap<(String, String), Arc<Compiled>>,
+    /// By name, then by hash.
+    versions: BTreeMap<String, BTreeMap<String, Arc<Compiled>>>,
     current: BTreeMap<String, String>,
 }
 
@@ -32,7 +36,27 @@ impl Registry {
         if current {
             self.current.insert(name.clone(), hash.clone());
         }
-        self.versions.insert((name, hash), compiled);
+        self.versions.entry(name).or_default().insert(hash, compiled);
+    }
+
+    /// Takes back a version that was stored as JSON. One whose body is not what its hash says is refused:
+    /// sagas that keep to it would go on by other rules than they began with.
+    pub fn restore(&mut self, hash: &str, body: Value, current: bool) -> Result<Arc<Compiled>> {
+        let definition: Definition = serde_json::from_value(body)
+            .map_err(|error| Error::invalid(format!("stored version {hash} cannot be read: {error}")))?;
+        let (name, found) = (definition.name.clone(), definition.hash());
+        if found != hash {
+            return Err(Error::invalid(format!(
+                "{name} version {hash} is stored with another body, of version {found}"
+            )));
+        }
+        let compiled = Compiled::new(definition).map_err(|flaws| {
+            let flaws: Vec<String> = flaws.iter().map(ToString::to_string).collect();
+            Error::invalid(format!("{name} version {hash} does not pass its check any more: {}", flaws.join("; ")))
+        })?;
+        let compiled = Arc::new(compiled);
+        self.add(compiled.clone(), current);
+        Ok(compiled)
     }
 
     /// The version with which new sagas begin.
@@ -41,12 +65,12 @@ impl Registry {
     }
 
     pub fn version(&self, name: &str, hash: &str) -> Option<&Arc<Compiled>> {
-        self.versions.get(&(name.to_owned(), hash.to_owned()))
+        self.versions.get(name)?.get(hash)
     }
 
     /// Every version of every definition.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Compiled>> {
-        self.versions.values()
+        self.versions.values().flat_map(BTreeMap::values)
     }
 
     /// The names under which sagas can be started, in order.

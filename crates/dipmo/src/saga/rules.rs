@@ -193,6 +193,11 @@ fn names(expression: &Expression, path: &str, reach: &Reach<'_>, flaws: &mut Vec
         let what = format!("a step has no {field}");
         flaws.push(Flaw::new(path, what, "only its result can be referred to", "write steps.<STEP>.result"));
     }
+    for function in &expression.names.functions {
+        let why = "only the standard functions and macros of CEL are known, without dates and regular expressions";
+        let hint = "such as size, contains, startsWith, endsWith, int, double, string, has, all, exists, map, filter";
+        flaws.push(Flaw::new(path, format!("there is no function {function}"), why, hint));
+    }
     for step in &expression.names.steps {
         step_reference(step, path, reach, flaws);
     }

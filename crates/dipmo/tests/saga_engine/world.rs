@@ -4,6 +4,7 @@
 //! only move as the enum allows. It moves nothing by itself; a test says what is delivered when.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex};
 
 use dipmo::Message;
 use dipmo::command::envelope::{header, kind};
@@ -13,19 +14,19 @@ use dipmo::process::{
     Address, Decision, Input, Instance, OperatorAction, OperatorVerb, Process, Status, StatusEvent, TimerChange,
     TimerDue,
 };
-use dipmo::saga::{Definition, Orchestrator, Registry, SagaData};
+use dipmo::saga::{Compiled, Definition, Orchestrator, Registry, SagaData};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use time::macros::datetime;
 use uuid::Uuid;
 
 pub(crate) const SAGA: Uuid = Uuid::from_u128(0x018f_0000_0000_7000_8000_0000_0000_0001);
+pub(crate) const CALLER: &str = "KAFKA:callers";
 pub(crate) const NOON: OffsetDateTime = datetime!(2025-11-02 12:00 UTC);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) status: CommandStatus,
-    pub(crate) step: String,
     pub(crate) parked: bool,
     pub(crate) attempts: u32,
     pub(crate) result: Option<Value>,
@@ -44,6 +45,8 @@ pub(crate) struct World {
     /// States and notes as the journal shows them.
     pub(crate) path: Vec<String>,
     pub(crate) notes: Vec<String>,
+    /// How many commands the workers have seen.
+    pub(crate) handled: usize,
     seen: HashSet<String>,
     answers: u128,
 }
@@ -51,7 +54,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(definition: Definition) -> Self {
         let mut registry = Registry::new();
-        registry.register(definition).unwrap_or_else(|flaws| panic!("{flaws:?}"));
+        registry.add(compiled(definition), true);
         Self {
             orchestrator: Orchestrator::new(registry),
             now: NOON,
@@ -62,6 +65,7 @@ impl World {
             batch_items: Vec::new(),
             path: Vec::new(),
             notes: Vec::new(),
+            handled: 0,
             seen: HashSet::new(),
             answers: 0,
         }
@@ -90,7 +94,7 @@ impl World {
             payload: input,
             rest: Map::new(),
         }
-        .with_header(header::REPLY_TO, "KAFKA:callers")
+        .with_header(header::REPLY_TO, CALLER)
         .with_header(header::TENANT_ID, "acme")
         .with_header(header::BATCH_ID, Uuid::from_u128(5).to_string())
         .with_header(header::BATCH_ITEM, "P-1")
@@ -178,7 +182,7 @@ impl World {
         let status = if decision.remark { before } else { next_status(before, decision.status) };
         let mut instance = self.instance.clone().unwrap_or_else(|| Instance {
             id: new_id.unwrap(),
-            process_type: "PaymentExecution".to_owned(),
+            process_type: self.orchestrator.registry().names().next().unwrap().to_owned(),
             tenant: "acme".to_owned(),
             business_key: "P-1".to_owned(),
             state: String::new(),
@@ -188,7 +192,6 @@ impl World {
             deadline: None,
             correlation_id: None,
         });
-        instance.process_type = self.orchestrator.registry().names().next().unwrap().to_owned();
         if !decision.remark && decision.path != [instance.state.clone()] {
             self.path.extend(decision.path.iter().cloned());
         }
@@ -229,7 +232,6 @@ impl World {
             CommandChange::Issue(issue) => {
                 let row = self.commands.entry(issue.id).or_insert_with(|| Row {
                     status: CommandStatus::Pending,
-                    step: issue.step.clone(),
                     parked: false,
                     attempts: 0,
                     result: None,
@@ -301,6 +303,13 @@ impl World {
         let answer = self.answer(command, kind::FAILED, error);
         self.deliver(&answer).unwrap();
     }
+}
+
+/// Compiled once for all tests, as a node does for all sagas.
+fn compiled(definition: Definition) -> Arc<Compiled> {
+    static KNOWN: Mutex<BTreeMap<String, Arc<Compiled>>> = Mutex::new(BTreeMap::new());
+    let compile = || Arc::new(Compiled::new(definition.clone()).unwrap_or_else(|flaws| panic!("{flaws:?}")));
+    KNOWN.lock().unwrap().entry(definition.hash()).or_insert_with(compile).clone()
 }
 
 /// As the runner does it.

@@ -49,8 +49,8 @@ async fn run(cli: &Cli) -> Result<bool> {
     let mut platform = match &cli.amqp {
         None => Platform::shared(&cli.postgres, "")?,
         Some(broker) => {
-            let databases = setup::make_databases(&cli.postgres).await?;
-            Platform::apart(&cli.postgres, &databases, AmqpOptions::from_url(broker)?)?
+            let databases = setup::make_databases(&cli.postgres, "").await?;
+            Platform::apart(&cli.postgres, "", &databases, AmqpOptions::from_url(broker)?)?
         }
     };
     if let Some(brokers) = &cli.kafka {

@@ -31,7 +31,7 @@ const PLAIN_EVERY: Duration = Duration::from_secs(2);
 /// No day of the demo takes so long, even on a machine that does much else.
 const DAY_MAX: Duration = Duration::from_secs(300);
 
-/// Runs the day on servers that are there; true if every check passed.
+/// Runs the day on servers that are there, and prints it; true if every check passed.
 pub async fn run(platform: &Platform, payments: usize) -> Result<bool> {
     let plan = Arc::new(Plan::new(payments));
     println!("{}", introduction(&plan, platform));

@@ -87,7 +87,9 @@ impl Turn<'_> {
         let name = &self.context.compiled.call(place).name;
         self.leave_the_halt(place);
         self.cancel_timer(name);
-        self.record(name).attempt = 0;
+        let record = self.record(name);
+        record.attempt = 0;
+        record.resubmitted = true;
         self.send_or_give_up(place);
     }
 

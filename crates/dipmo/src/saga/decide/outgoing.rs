@@ -28,6 +28,9 @@ impl Turn<'_> {
         envelope.command_id = command;
         envelope.key = key;
         envelope.payload = payload;
+        if self.data.steps.get(&call.name).is_some_and(|record| record.resubmitted) {
+            envelope = envelope.with_header(header::RESUBMITTED, true);
+        }
         envelope
             .with_header(header::REPLY_TO, self.context.options.reply_queue.as_str())
             .with_header(header::IDEMPOTENCY_KEY, self.idempotency_key(&call.name))
@@ -110,8 +113,9 @@ impl Turn<'_> {
     fn common_headers(&self) -> Map<String, Value> {
         let mut headers = Map::new();
         headers.insert(header::SCHEMA_VERSION.to_owned(), SCHEMA_VERSION.into());
-        if !self.tenant.is_empty() {
-            headers.insert(header::TENANT_ID.to_owned(), self.tenant.as_str().into());
+        let tenant = Some(self.tenant.as_str()).filter(|tenant| !tenant.is_empty());
+        if let Some(tenant) = tenant.or_else(|| self.data.header(header::TENANT_ID)) {
+            headers.insert(header::TENANT_ID.to_owned(), tenant.into());
         }
         match &self.cause.trace {
             Some((trace, span)) => {
