@@ -7,6 +7,7 @@ mod request;
 mod starter;
 mod watcher;
 
+pub(crate) use request::iso_date;
 pub use request::{BatchItem, BatchItemsRequested};
 pub use starter::BatchStarter;
 pub use watcher::{BATCH_COMPLETED, BatchWatcher};

@@ -11,6 +11,8 @@ use crate::command::envelope::{SCHEMA_VERSION, header};
 use crate::failure::Failure;
 use crate::message::{Destination, OutMessage, dedupe_key};
 
+time::serde::format_description!(pub(crate) iso_date, Date, "[year]-[month]-[day]");
+
 /// What fits into a row of the table of items with room to spare.
 const TEXT_BYTES_MAX: usize = 200;
 
@@ -24,7 +26,7 @@ pub struct BatchItemsRequested {
     pub saga: String,
     #[serde(default)]
     pub tenant: String,
-    #[serde(default)]
+    #[serde(default, with = "iso_date::option")]
     pub scheduled_for: Option<Date>,
     pub items: Vec<BatchItem>,
     /// Nothing comes after this part; it says how many there are in all.
@@ -48,6 +50,11 @@ pub struct BatchItem {
 
 impl BatchItemsRequested {
     pub const KIND: &'static str = "BatchItemsRequested";
+
+    /// An id that is the same whenever a batch of the same is made, such as one of a tenant and a day.
+    pub fn id_of(parts: &[&str]) -> Uuid {
+        dedupe_key(std::iter::once("batch").chain(parts.iter().copied()))
+    }
 
     /// What a sender got wrong, by the name of the field.
     pub fn check(&self) -> Result<(), Failure> {

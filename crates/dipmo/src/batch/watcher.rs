@@ -85,7 +85,7 @@ fn completed(batch: &Counted, now: time::OffsetDateTime) -> Envelope {
     let payload: Value = json!({
         "batchId": id,
         "type": batch.saga,
-        "scheduledFor": batch.scheduled_for,
+        "scheduledFor": batch.scheduled_for.map(|day| day.to_string()),
         "status": batch.status().name(),
         "counts": batch.counts,
     });

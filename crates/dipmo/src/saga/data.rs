@@ -48,7 +48,7 @@ pub struct StepRecord {
     pub sends: u32,
     /// How many of the sends nobody has answered.
     pub unheard: u32,
-    /// An operator had it sent again: from then on every send says so.
+    /// An operator has had it sent again: what its worker refused before is not the last word.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resubmitted: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]

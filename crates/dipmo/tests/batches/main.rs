@@ -26,7 +26,7 @@ fn part(batch_id: Uuid, items: std::ops::Range<u32>, total: Option<i32>) -> Batc
         batch_id,
         saga: "Payment".to_owned(),
         tenant: "acme".to_owned(),
-        scheduled_for: None,
+        scheduled_for: Some(time::macros::date!(2026 - 11 - 16)),
         items: items.map(item).collect(),
         last: total.is_some(),
         total,
@@ -105,6 +105,7 @@ async fn a_batch_ends_when_its_last_item_does_and_is_told_of_once() {
                 where destination = 'KAFKA:events.Orchestrations' and event_type = 'BatchCompleted'";
     let told = world.texts(told).await;
     let payload: serde_json::Value = serde_json::from_str(&told[0]).unwrap();
+    assert_eq!(payload["scheduledFor"], "2026-11-16");
     assert_eq!((told.len(), &payload["status"], &payload["counts"]["SUCCEEDED"]), (1, &json!("PARTIAL"), &json!(3)));
 }
 

@@ -193,6 +193,8 @@ fn a_resubmitted_step_gets_all_its_attempts_again_under_the_same_key() {
     world.operator(OperatorVerb::Resubmit).unwrap();
     let after = world.last_request();
     assert_eq!(after.headers["idempotencyKey"], before.headers["idempotencyKey"]);
+    let resubmitted = (before.headers.get("resubmitted"), after.headers.get("resubmitted"));
+    assert_eq!(resubmitted, (None, Some(&true.into())), "its worker must not repeat an old refusal");
     assert_ne!(after.message_id, before.message_id);
     let row = &world.commands[&after.command_id];
     assert!(!row.parked, "it is no dead letter any more");

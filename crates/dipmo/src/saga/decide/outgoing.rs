@@ -28,6 +28,9 @@ impl Turn<'_> {
         envelope.command_id = command;
         envelope.key = key;
         envelope.payload = payload;
+        if self.data.steps.get(&call.name).is_some_and(|record| record.resubmitted) {
+            envelope = envelope.with_header(header::RESUBMITTED, true);
+        }
         envelope
             .with_header(header::REPLY_TO, self.context.options.reply_queue.as_str())
             .with_header(header::IDEMPOTENCY_KEY, self.idempotency_key(&call.name))

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::batch::items;
 use super::operator::{rfc3339, rfc3339_option};
 use super::{Db, query};
+use crate::batch::iso_date;
 use crate::error::Result;
 
 /// A batch and how far it is.
@@ -20,6 +21,7 @@ pub struct BatchRow {
     #[serde(rename = "type")]
     pub saga: String,
     pub tenant: String,
+    #[serde(with = "iso_date::option")]
     pub scheduled_for: Option<Date>,
     pub status: String,
     /// How many items there will be; unknown until the last of them is announced.
