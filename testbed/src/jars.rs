@@ -1,4 +1,4 @@
-//! Kafka's and Debezium's jars from Maven Central, downloaded once per user and version.
+//! Kafka's, Debezium's and Artemis' jars from Maven Central, downloaded once per user and version.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,12 @@ use crate::process;
 const KAFKA: &str = "4.3.1";
 const DEBEZIUM: &str = "3.7.0.Final";
 const LOG4J: &str = "2.25.4";
+/// Later versions have no archive of the whole broker there.
+const ARTEMIS: &str = "2.44.0";
+
+/// What Maven does with the artifacts.
+const COPY: &str = "dependency:copy-dependencies";
+const UNPACK: &str = "dependency:unpack-dependencies";
 
 /// The directory beside the jars of [`debezium_jars`] that Connect loads Debezium from.
 pub(crate) const PLUGINS: &str = "plugins";
@@ -21,7 +27,7 @@ pub(crate) const PLUGINS: &str = "plugins";
 pub(crate) fn kafka_jars() -> Result<PathBuf> {
     let artifacts =
         [jar("org.apache.kafka", "kafka_2.13", KAFKA), jar("org.apache.kafka", "kafka-tools", KAFKA), log4j()];
-    cached("kafka", &format!("kafka-{KAFKA}"), &artifacts)
+    cached("kafka", &format!("kafka-{KAFKA}"), COPY, &artifacts)
 }
 
 /// The directory that holds Kafka Connect and, in [`PLUGINS`], Debezium's connector for PostgreSQL.
@@ -32,11 +38,19 @@ pub(crate) fn debezium_jars() -> Result<PathBuf> {
         log4j(),
         plugin("io.debezium", "debezium-connector-postgres", DEBEZIUM),
     ];
-    cached("debezium", &format!("debezium-{DEBEZIUM}-connect-{KAFKA}"), &artifacts)
+    cached("debezium", &format!("debezium-{DEBEZIUM}-connect-{KAFKA}"), COPY, &artifacts)
+}
+
+/// The directory of Artemis as its project packs it, with its jars in `lib`.
+pub(crate) fn artemis_home() -> Result<PathBuf> {
+    let whole =
+        archive("org.apache.activemq", "apache-artemis", ARTEMIS, "<type>zip</type><classifier>bin</classifier>");
+    let unpacked = cached("artemis", &format!("artemis-{ARTEMIS}"), UNPACK, &[whole])?;
+    Ok(unpacked.join(format!("apache-artemis-{ARTEMIS}")))
 }
 
 /// The directory `version` of the cache with all `artifacts` and what they need.
-fn cached(name: &str, version: &str, artifacts: &[String]) -> Result<PathBuf> {
+fn cached(name: &str, version: &str, goal: &str, artifacts: &[String]) -> Result<PathBuf> {
     let cache = cache_dir()?;
     let jars = cache.join(version);
     if jars.is_dir() {
@@ -48,26 +62,27 @@ fn cached(name: &str, version: &str, artifacts: &[String]) -> Result<PathBuf> {
     lock.lock().context("waiting for the download lock")?;
     if !jars.is_dir() {
         let partial = cache.join(format!("{name}.partial"));
-        download(artifacts, &partial, &jars).with_context(|| format!("downloading {version} from Maven Central"))?;
+        download(goal, artifacts, &partial, &jars)
+            .with_context(|| format!("downloading {version} from Maven Central"))?;
     }
     Ok(jars)
 }
 
 /// Downloads beside the final place and renames, so that a partial download is never used.
-fn download(artifacts: &[String], partial: &Path, jars: &Path) -> Result<()> {
+fn download(goal: &str, artifacts: &[String], partial: &Path, jars: &Path) -> Result<()> {
     if partial.exists() {
         fs::remove_dir_all(partial)?;
     }
     fs::create_dir_all(partial)?;
     fs::write(partial.join("pom.xml"), pom(artifacts))?;
     let mut mvn = Command::new("mvn");
-    mvn.args(["--quiet", "--batch-mode", "dependency:copy-dependencies"]);
+    mvn.args(["--quiet", "--batch-mode", goal]);
     mvn.args(["-DincludeScope=runtime", "-DoutputDirectory=libs"]);
     match process::run(mvn.current_dir(partial)) {
         Ok(_) => {}
         Err(error) if is_missing(&error) => bail!(
             "mvn not found: install Maven (Debian and Ubuntu: apt install maven), \
-             which fetches Kafka once"
+             which fetches the servers once"
         ),
         Err(error) => return Err(error),
     }
@@ -106,9 +121,13 @@ fn jar(group: &str, artifact: &str, version: &str) -> String {
 
 /// An archive that holds everything its connector needs.
 fn plugin(group: &str, artifact: &str, version: &str) -> String {
-    let alone = "<type>tar.gz</type><classifier>plugin</classifier>\
-         <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>";
-    dependency(group, artifact, version, alone)
+    archive(group, artifact, version, "<type>tar.gz</type><classifier>plugin</classifier>")
+}
+
+/// One file, without what its pom says it needs.
+fn archive(group: &str, artifact: &str, version: &str, which: &str) -> String {
+    let alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>";
+    dependency(group, artifact, version, &format!("{which}{alone}"))
 }
 
 fn dependency(group: &str, artifact: &str, version: &str, more: &str) -> String {

@@ -1,7 +1,7 @@
 //! Real servers for tests, demo and bench, and a network that can be broken on purpose.
 //!
-//! [`Postgres`] and [`Kafka`] each run one private server on a free port of the loopback
-//! interface, with its data in a directory of its own. Both can be killed without warning,
+//! [`Postgres`], [`Kafka`] and [`Artemis`] each run one private server on a free port of the loopback
+//! interface, with its data in a directory of its own. Each can be killed without warning,
 //! restarted on the same data and port, and frozen. [`Debezium`] is a peer that reads the one and
 //! writes to the other. [`Proxy`] stands between a client and a
 //! server and cuts or stalls the traffic.
@@ -10,6 +10,7 @@
 //! with SIGKILL (see `watchdog`). Not promised: durability against power loss, and any
 //! security beyond listening on loopback only.
 
+mod artemis;
 mod debezium;
 mod dir;
 mod jars;
@@ -21,6 +22,7 @@ mod process;
 mod proxy;
 mod watchdog;
 
+pub use artemis::{Artemis, DEAD_LETTERS, FIXED, LOCKED, Options as ArtemisOptions};
 pub use debezium::{Debezium, DebeziumOptions};
 pub use dir::cache_dir;
 pub use kafka::{Kafka, Options as KafkaOptions};

@@ -22,9 +22,9 @@ enum Chore {
     Demo(demo::Args),
     /// Measure dipmo beside the raw limits of its servers: ingest or relay, in a release build
     Bench(bench::Args),
-    /// Check format, lints, tests and docs against private PostgreSQL and Kafka servers
+    /// Check format, lints, tests and docs against private PostgreSQL, Kafka and AMQP servers
     Test(test::Args),
-    /// Run private PostgreSQL and Kafka servers until Ctrl-C or the end of stdin
+    /// Run private PostgreSQL, Kafka and AMQP servers until Ctrl-C or the end of stdin
     Services,
 }
 

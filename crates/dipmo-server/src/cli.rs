@@ -183,7 +183,7 @@ pub(crate) enum OutboxVerb {
         /// PENDING, RETRY, PARKED, DEAD, PUBLISHED or DISCARDED
         #[arg(long)]
         state: Option<String>,
-        /// INTERNAL or KAFKA:TOPIC
+        /// INTERNAL, INTERNAL:QUEUE, KAFKA:TOPIC or AMQP:QUEUE
         #[arg(long)]
         destination: Option<String>,
         #[arg(long)]

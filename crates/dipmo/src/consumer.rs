@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::backoff::RetryPolicy;
 use crate::error::{Error, Result};
 use crate::handler::EnlistedHandler;
+use crate::message::Destination;
 use crate::process::Process;
 
 /// How many shares a consumer's keys are hashed into; a share is worked on by one node at a time.
@@ -46,13 +47,29 @@ pub enum Source {
     },
     /// Messages of the outbox with destination INTERNAL; `*` takes every event type.
     Internal { event_types: Vec<String> },
+    /// Messages of the outbox with destination `INTERNAL:<queue>`, of whatever event type.
+    InternalQueue { queues: Vec<String> },
 }
 
 impl Source {
+    fn event_types(&self) -> &[String] {
+        match self {
+            Source::Internal { event_types } => event_types,
+            _ => &[],
+        }
+    }
+
+    fn queues(&self) -> &[String] {
+        match self {
+            Source::InternalQueue { queues } => queues,
+            _ => &[],
+        }
+    }
+
     fn topics(&self) -> Option<&Vec<String>> {
         match self {
             Source::Kafka { topics, .. } => Some(topics),
-            Source::Internal { .. } => None,
+            Source::Internal { .. } | Source::InternalQueue { .. } => None,
         }
     }
 }
@@ -219,15 +236,30 @@ impl Consumer {
         self
     }
 
+    /// Take what is sent to these queues of INTERNAL.
+    #[must_use]
+    pub fn from_internal_queues(mut self, queues: &[&str]) -> Self {
+        self.sources.push(Source::InternalQueue { queues: queues.iter().map(|queue| (*queue).to_owned()).collect() });
+        self
+    }
+
     pub fn validate(&self) -> Result<()> {
         let wrong = |what: &str| Err(Error::invalid(format!("consumer {:?}: {what}", self.name)));
         let kafka: Vec<&Vec<String>> = self.sources.iter().filter_map(Source::topics).collect();
         let text = |s: &str| !s.is_empty() && s.len() <= 200 && !s.contains('\0');
+        let internal = |pick: fn(&Source) -> &[String]| self.sources.iter().flat_map(pick);
         match () {
             () if !text(&self.name) => wrong("the name must have 1 to 200 characters"),
-            () if self.sources.is_empty() => wrong("it has no source: name topics or internal event types"),
+            () if self.sources.is_empty() => {
+                wrong("it has no source: name topics, internal event types or internal queues")
+            }
             () if kafka.len() > 1 => wrong("it has two Kafka sources: name all its topics in one"),
             () if kafka.iter().any(|topics| topics.is_empty()) => wrong("its Kafka source names no topics"),
+            () if internal(Source::queues).any(|queue| !text(queue)) => wrong("an internal queue is empty or too long"),
+            // Told apart from queues by this in the table of subscriptions.
+            () if internal(Source::event_types).any(|event| event.starts_with("INTERNAL:")) => {
+                wrong("an event type begins with INTERNAL: - queues are named apart, and without it")
+            }
             () if self.batch_max == 0 || self.batch_max > 10_000 => wrong("batch_max must be 1 to 10000"),
             () if self.concurrency == 0 || self.concurrency > 64 => wrong("concurrency must be 1 to 64"),
             () if self.retry.attempts_max == 0 => wrong("retry.attempts_max must be at least 1"),
@@ -237,13 +269,11 @@ impl Consumer {
         }
     }
 
-    /// What the consumer takes from INTERNAL.
-    pub fn internal_types(&self) -> Vec<&str> {
-        let types = self.sources.iter().filter_map(|source| match source {
-            Source::Internal { event_types } => Some(event_types),
-            Source::Kafka { .. } => None,
-        });
-        types.flatten().map(String::as_str).collect()
+    /// What the consumer takes from INTERNAL: event types, and queues as `INTERNAL:<queue>`.
+    pub fn subscriptions(&self) -> Vec<String> {
+        let types = self.sources.iter().flat_map(Source::event_types).cloned();
+        let queues = self.sources.iter().flat_map(Source::queues);
+        types.chain(queues.map(|queue| Destination::InternalQueue { queue: queue.clone() }.to_string())).collect()
     }
 }
 
@@ -281,5 +311,16 @@ mod tests {
         assert!(twice.validate().unwrap_err().to_string().contains("two Kafka sources"));
         let none = Consumer::enlisted("c", Nothing).from_kafka(&[]);
         assert!(none.validate().unwrap_err().to_string().contains("no topics"));
+    }
+
+    #[test]
+    fn queues_and_event_types_are_told_apart() {
+        let consumer = Consumer::enlisted("c", Nothing).from_internal(&["E"]).from_internal_queues(&["Q.CMD"]);
+        consumer.validate().unwrap();
+        assert_eq!(consumer.subscriptions(), ["E", "INTERNAL:Q.CMD"]);
+        let unnamed = Consumer::enlisted("c", Nothing).from_internal_queues(&[""]);
+        assert!(unnamed.validate().unwrap_err().to_string().contains("internal queue"));
+        let mixed = Consumer::enlisted("c", Nothing).from_internal(&["INTERNAL:Q.CMD"]);
+        assert!(mixed.validate().unwrap_err().to_string().contains("queues are named apart"));
     }
 }

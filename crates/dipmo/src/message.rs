@@ -109,10 +109,18 @@ pub struct OutMessage {
 /// Where a message goes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Destination {
-    /// Consumers in the same database.
+    /// Consumers in the same database, by event type.
     Internal,
+    /// Consumers in the same database that take this queue, whatever the event type.
+    InternalQueue {
+        queue: String,
+    },
     Kafka {
         topic: String,
+    },
+    /// A queue of a broker that speaks AMQP 1.0.
+    Amqp {
+        queue: String,
     },
 }
 
@@ -138,6 +146,14 @@ impl OutMessage {
 
     pub fn internal(aggregate: (&str, &str), event_type: &str) -> Self {
         Self::new(Destination::Internal, aggregate, event_type)
+    }
+
+    pub fn internal_queue(queue: &str, aggregate: (&str, &str), event_type: &str) -> Self {
+        Self::new(Destination::InternalQueue { queue: queue.to_owned() }, aggregate, event_type)
+    }
+
+    pub fn amqp(queue: &str, aggregate: (&str, &str), event_type: &str) -> Self {
+        Self::new(Destination::Amqp { queue: queue.to_owned() }, aggregate, event_type)
     }
 
     pub fn kafka(topic: &str, aggregate: (&str, &str), event_type: &str) -> Self {
@@ -200,7 +216,9 @@ impl std::fmt::Display for Destination {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Destination::Internal => f.write_str("INTERNAL"),
+            Destination::InternalQueue { queue } => write!(f, "INTERNAL:{queue}"),
             Destination::Kafka { topic } => write!(f, "KAFKA:{topic}"),
+            Destination::Amqp { queue } => write!(f, "AMQP:{queue}"),
         }
     }
 }
@@ -209,10 +227,16 @@ impl std::str::FromStr for Destination {
     type Err = crate::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            None if text == "INTERNAL" => Ok(Destination::Internal),
-            Some(("KAFKA", topic)) if !topic.is_empty() => Ok(Destination::Kafka { topic: topic.to_owned() }),
-            _ => Err(crate::Error::invalid(format!("unknown destination {text:?}: use INTERNAL or KAFKA:<topic>"))),
+        let (transport, place) =
+            text.split_once(':').map_or((text, None), |(transport, place)| (transport, Some(place)));
+        match (transport, place.filter(|place| !place.is_empty())) {
+            ("INTERNAL", None) if place.is_none() => Ok(Destination::Internal),
+            ("INTERNAL", Some(queue)) => Ok(Destination::InternalQueue { queue: queue.to_owned() }),
+            ("KAFKA", Some(topic)) => Ok(Destination::Kafka { topic: topic.to_owned() }),
+            ("AMQP", Some(queue)) => Ok(Destination::Amqp { queue: queue.to_owned() }),
+            _ => Err(crate::Error::invalid(format!(
+                "unknown destination {text:?}: use INTERNAL, INTERNAL:<queue>, KAFKA:<topic> or AMQP:<queue>"
+            ))),
         }
     }
 }
@@ -244,10 +268,10 @@ mod tests {
 
     #[test]
     fn destinations_read_back_what_they_print() {
-        for text in ["INTERNAL", "KAFKA:payments.v1"] {
+        for text in ["INTERNAL", "INTERNAL:KYC.ENGINE.CMD", "KAFKA:payments.v1", "AMQP:KYC.ENGINE.CMD", "AMQP:a:b"] {
             assert_eq!(text.parse::<Destination>().unwrap().to_string(), text);
         }
-        for text in ["", "KAFKA:", "internal", "SMTP:x"] {
+        for text in ["", "KAFKA", "KAFKA:", "AMQP", "AMQP:", "internal", "INTERNAL:", "SMTP:x"] {
             assert!(text.parse::<Destination>().is_err(), "{text:?}");
         }
     }

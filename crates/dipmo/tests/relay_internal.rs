@@ -6,10 +6,25 @@ mod support;
 
 use std::time::Duration;
 
+use dipmo::Message;
+use dipmo::consumer::Consumer;
+use dipmo::handler::{Enlisted, EnlistedHandler};
+use dipmo::process::Failure;
 use dipmo::shutdown::ShutdownTrigger;
+use dipmo::store::postgres::inbox::PgInbox;
 use support::{World, drain, eager};
 
 const BODIES: [&str; 3] = ["1", "2", "3"];
+
+/// A handler that no test lets run.
+struct Idle;
+
+#[async_trait::async_trait]
+impl EnlistedHandler for Idle {
+    async fn handle(&self, _: &mut Enlisted<'_>, _: &Message) -> Result<(), Failure> {
+        Err(Failure::permanent("IDLE", "only the hand-over is looked at"))
+    }
+}
 
 async fn received(world: &World, consumer: &str, key: &str) -> Vec<String> {
     world
@@ -37,6 +52,70 @@ async fn each_subscriber_gets_each_message_once_and_in_order() {
     assert_eq!(world.count("dipmo.inbox").await, 12, "nobody else got anything");
     assert_eq!(world.states("a").await, ["PUBLISHED"; 3]);
     assert_eq!(world.count("dipmo.relay_batch").await, 2, "one line a shard");
+}
+
+#[tokio::test]
+async fn a_queue_is_for_those_who_take_it_and_for_nobody_else() {
+    let world = World::new().await;
+    world.subscribe("engine", "INTERNAL:KYC.CMD").await;
+    world.subscribe("second", "INTERNAL:KYC.CMD").await;
+    world.subscribe("neighbour", "INTERNAL:KYC.CMD.REPLY").await;
+    world.subscribe("types", "Placed").await;
+    world.subscribe("audit", "*").await;
+    world.append("INTERNAL:KYC.CMD", "a", &BODIES).await;
+    world.append("INTERNAL", "a", &["typed"]).await;
+    // An event type that reads like a queue is still an event type.
+    world.execute("select dipmo.outbox_append('INTERNAL', 'order', 'a', 'INTERNAL:KYC.CMD', 'odd')").await;
+    assert_eq!(drain(&world.relay(eager("r1"))).await.handed_over, 5);
+    for consumer in ["engine", "second"] {
+        assert_eq!(received(&world, consumer, "a").await, BODIES, "{consumer}");
+    }
+    assert_eq!(received(&world, "neighbour", "a").await, [""; 0]);
+    assert_eq!(received(&world, "types", "a").await, ["typed"]);
+    assert_eq!(received(&world, "audit", "a").await, ["typed", "odd"]);
+    let topics = world
+        .texts(
+            "select distinct source || ' ' || topic from dipmo.inbox where consumer_id =
+                              (select id from dipmo.consumer where name = 'engine')",
+        )
+        .await;
+    assert_eq!(topics, ["INTERNAL INTERNAL:KYC.CMD"], "the handler is told the queue");
+    assert_eq!(world.states("a").await, ["PUBLISHED"; 5]);
+}
+
+#[tokio::test]
+async fn a_registered_consumer_gets_its_queues_and_loses_those_it_no_longer_names() {
+    let world = World::new().await;
+    let taken = |queues: &'static [&'static str]| Consumer::enlisted("engine", Idle).from_internal_queues(queues);
+    PgInbox::register(world.db.clone(), &taken(&["one", "two"])).await.unwrap();
+    PgInbox::register(world.db.clone(), &taken(&["two"])).await.unwrap();
+    world.append("INTERNAL:one", "a", &["lost to nobody"]).await;
+    world.append("INTERNAL:two", "a", &["taken"]).await;
+    drain(&world.relay(eager("r1"))).await;
+    assert_eq!(received(&world, "engine", "a").await, ["taken"]);
+}
+
+#[tokio::test]
+async fn every_transport_has_a_lane_of_its_own_and_nothing_else_is_a_destination() {
+    let world = World::new().await;
+    let lane = |destination: &str| {
+        format!("select s.lane from dipmo.relay_shard s where s.shard = dipmo.outbox_shard('{destination}', 'k')")
+    };
+    for (destination, expected) in
+        [("INTERNAL", "INTERNAL"), ("INTERNAL:q", "INTERNAL"), ("KAFKA:t", "KAFKA"), ("AMQP:q", "AMQP")]
+    {
+        assert_eq!(world.texts(&lane(destination)).await, [expected], "{destination}");
+        world.append(destination, "k", &["1"]).await;
+    }
+    assert_eq!(world.count("dipmo.relay_shard where lane = 'AMQP' and shard between 32 and 47").await, 16);
+    let client = world.db.client().await.unwrap();
+    for wrong in ["INTERNAL:", "AMQP", "AMQP:", "internal", "SMTP:x"] {
+        let append = world.sql(&format!("select dipmo.outbox_append('{wrong}', 'order', 'k', 'Placed', '1')"));
+        let refused = client.batch_execute(&append).await.unwrap_err();
+        let refused = refused.as_db_error().unwrap();
+        assert_eq!(refused.message(), format!("outbox_append: unknown destination {wrong}"));
+        assert!(refused.hint().unwrap().contains("AMQP:<queue>"));
+    }
 }
 
 #[tokio::test]

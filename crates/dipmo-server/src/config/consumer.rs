@@ -21,6 +21,8 @@ pub(crate) struct ConsumerConfig {
     pub(crate) system: Option<String>,
     #[serde(default)]
     pub(crate) internal: Vec<String>,
+    #[serde(default)]
+    pub(crate) internal_queues: Vec<String>,
     pub(crate) handler: HandlerConfig,
     #[serde(default)]
     pub(crate) mode: ModeName,
@@ -150,8 +152,8 @@ impl FieldName {
 impl ConsumerConfig {
     pub(super) fn validate(&self, n: usize, has_kafka: bool) -> Result<(), Problem> {
         let wrong = |key: &str, message: &str| Err(Problem::new(format!("consumer[{n}].{key}"), message));
-        if self.topics.is_empty() && self.internal.is_empty() {
-            return wrong("topics", "the consumer has no source: give topics or internal");
+        if self.topics.is_empty() && self.internal.is_empty() && self.internal_queues.is_empty() {
+            return wrong("topics", "the consumer has no source: give topics, internal or internal_queues");
         }
         if !self.topics.is_empty() && !has_kafka {
             return wrong("topics", "topics need a [kafka] section");
@@ -225,6 +227,9 @@ impl ConsumerConfig {
         }
         if !self.internal.is_empty() {
             sources.push(Source::Internal { event_types: self.internal.clone() });
+        }
+        if !self.internal_queues.is_empty() {
+            sources.push(Source::InternalQueue { queues: self.internal_queues.clone() });
         }
         sources
     }

@@ -13,7 +13,7 @@ create table dipmo.consumer (
     constraint consumer_name_shape check (name <> '' and length(name) <= 200)
 );
 
--- What a consumer takes from INTERNAL; '*' takes every event type.
+-- What a consumer takes from INTERNAL: event types, of which '*' is every one, and queues as INTERNAL:<queue>.
 create table dipmo.subscription (
     consumer_id integer not null references dipmo.consumer,
     event_type  text not null,
@@ -231,7 +231,8 @@ create table dipmo.outbox (
     created_at        timestamptz not null default now(),
     primary key (shard, id),
     constraint outbox_destination_known
-        check (destination = 'INTERNAL' or destination like 'KAFKA:_%'),
+        check (destination = 'INTERNAL' or destination like 'INTERNAL:_%' or destination like 'KAFKA:_%'
+               or destination like 'AMQP:_%'),
     -- What may end up in an index entry must fit into one.
     constraint outbox_key_fits check (octet_length(key) <= 1000 and octet_length(destination) <= 300)
 ) partition by range (id);
@@ -247,7 +248,7 @@ create index outbox_version_seen on dipmo.outbox_version using brin (seen_at);
 -- does not hold up INTERNAL.
 create function dipmo.outbox_shard(destination text, key text) returns smallint
     language sql immutable parallel safe as
-$$ select ((case when destination = 'INTERNAL' then 0 else 16 end)
+$$ select ((case split_part(destination, ':', 1) when 'INTERNAL' then 0 when 'AMQP' then 32 else 16 end)
            + (hashtextextended(key, 0) & 15))::smallint $$;
 
 -- Only what could not be sent at once has a row here.
@@ -283,7 +284,7 @@ create table dipmo.relay_shard (
     changed_at  timestamptz not null default now()
 ) with (fillfactor = 20);
 insert into dipmo.relay_shard (shard, lane)
-    select s, case when s < 16 then 'INTERNAL' else 'KAFKA' end from generate_series(0, 31) s;
+    select s, (array['INTERNAL', 'KAFKA', 'AMQP'])[s / 16 + 1] from generate_series(0, 47) s;
 
 -- When what was published: the publish time of a row is that of the latest batch that covers it.
 create table dipmo.relay_batch (
@@ -398,9 +399,10 @@ declare
     appended bigint;
 begin
     if outbox_append_bytes.destination is distinct from 'INTERNAL'
-       and coalesce(outbox_append_bytes.destination, '') not like 'KAFKA:_%' then
+       and not coalesce(outbox_append_bytes.destination, '') like any (array['INTERNAL:_%', 'KAFKA:_%', 'AMQP:_%']) then
         raise exception 'outbox_append: unknown destination %', coalesce(outbox_append_bytes.destination, 'null')
-            using errcode = 'invalid_parameter_value', hint = 'use INTERNAL or KAFKA:<topic>';
+            using errcode = 'invalid_parameter_value',
+                  hint = 'use INTERNAL, INTERNAL:<queue>, KAFKA:<topic> or AMQP:<queue>';
     end if;
     if outbox_append_bytes.aggregate_type is null or outbox_append_bytes.aggregate_id is null
        or outbox_append_bytes.event_type is null then

@@ -12,9 +12,9 @@ create table dipmo.relay_lane (
     ended      bigint,
     changed_at timestamptz not null default now(),
     constraint relay_lane_reader_known check (reader in ('poll', 'wal', 'verify')),
-    constraint relay_lane_internal_polls check (lane <> 'INTERNAL' or reader = 'poll')
+    constraint relay_lane_only_kafka_reads_wal check (lane = 'KAFKA' or reader = 'poll')
 ) with (fillfactor = 20);
-insert into dipmo.relay_lane (lane) values ('INTERNAL'), ('KAFKA');
+insert into dipmo.relay_lane (lane) values ('INTERNAL'), ('KAFKA'), ('AMQP');
 
 -- Sends a message without keeping a row: it exists only in the WAL, and goes out if and only if the caller's
 -- transaction commits. One that cannot be sent becomes a row of the outbox and an exception, like any other.
@@ -31,7 +31,7 @@ begin
     if coalesce(destination, '') not like 'KAFKA:_%' or octet_length(destination) > 300 then
         raise exception 'outbox_emit: % cannot be reached through the WAL', coalesce(destination, 'null')
             using errcode = 'invalid_parameter_value',
-                  hint = 'use KAFKA:<topic>, or outbox_append for INTERNAL';
+                  hint = 'use KAFKA:<topic>, or outbox_append for anything else';
     end if;
     if aggregate_type is null or aggregate_id is null or event_type is null
        or octet_length(coalesce(key, aggregate_id)) > 1000 then

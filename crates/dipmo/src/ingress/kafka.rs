@@ -83,7 +83,7 @@ impl KafkaIngress {
                 topics: topics.clone(),
                 system: system.clone(),
             }),
-            Source::Internal { .. } => None,
+            _ => None,
         });
         let Some(subscription) = subscription else {
             return Err(Error::invalid(format!("consumer {} takes nothing from Kafka", consumer.name)));

@@ -73,7 +73,7 @@ impl PgInbox {
         let mut client = db.client().await?;
         let tx = begin(&mut client).await?;
         let consumer_id: i32 = query(&db, &tx, REGISTER, &[&consumer.name]).await?[0].get(0);
-        let types = consumer.internal_types();
+        let types = consumer.subscriptions();
         execute(&db, &tx, UNSUBSCRIBE, &[&consumer_id, &types]).await?;
         execute(&db, &tx, SUBSCRIBE, &[&consumer_id, &types]).await?;
         lease::create_buckets(&db, &tx, &consumer.name).await?;

@@ -133,7 +133,7 @@ select id, shard, message_id, destination, state, key, tenant, aggregate_type, a
        occurred_at, created_at, published_at, attempts, next_attempt_at, error_code, error_message,
        octet_length(payload)::bigint, case when $2 then substring(payload from 1 for $3) end
 from dipmo.outbox_status
-where id = $1 and shard = any (array(select g::smallint from generate_series(0, 31) g))";
+where id = $1 and shard = any (array(select g::smallint from generate_series(0, 47) g))";
 
 const LOCK: &str = "
 -- operator.outbox_lock

@@ -71,7 +71,7 @@ const MISSING: &str = "
 -- relay.missing
 with seen as materialized (
     select s.shard, o.id
-    from generate_series(0, 31) as s (shard)
+    from generate_series(0, 47) as s (shard)
     cross join lateral (
         select r.id from dipmo.outbox r
         where r.shard = s.shard::smallint and r.id > $1 and r.id <= $2

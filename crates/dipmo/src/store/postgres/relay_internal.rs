@@ -33,7 +33,7 @@ with stored as (
     insert into dipmo.inbox (consumer_id, source, message_id, topic, key, tenant, aggregate_id, aggregate_version,
                              event_type, event_version, correlation_id, causation_id, traceparent, headers, payload,
                              event_time, received_at)
-    select g.consumer_id, 'INTERNAL', o.message_id::text, 'INTERNAL', o.key, o.tenant, o.aggregate_id,
+    select g.consumer_id, 'INTERNAL', o.message_id::text, o.destination, o.key, o.tenant, o.aggregate_id,
            o.aggregate_version, o.event_type, o.event_version, o.correlation_id, o.causation_id, o.traceparent,
            o.headers, o.payload, o.occurred_at, coalesce($4, now())
     from unnest($1::smallint[], $2::bigint[], $3::integer[]) with ordinality as g (shard, id, consumer_id, n)
@@ -49,10 +49,11 @@ with stored as (
 )
 select count(*) from worked";
 
-/// Who takes which event types from INTERNAL.
+/// Who takes which event types from INTERNAL, and who takes which queues.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Subscriptions {
     by_type: HashMap<String, Vec<Subscriber>>,
+    by_queue: HashMap<String, Vec<Subscriber>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,28 +75,38 @@ impl Subscriptions {
     /// What the rows mean for the consumers, in the order of the rows.
     pub(crate) fn deliveries(&self, rows: &[IdRow]) -> Vec<Delivery> {
         let mut deliveries = Vec::with_capacity(rows.len());
-        let none = Vec::new();
-        let all = self.by_type.get("*").unwrap_or(&none);
         for row in rows {
-            let some = self.by_type.get(&row.event_type).filter(|_| row.event_type != "*").unwrap_or(&none);
             let message_id = row.message_id.to_string();
-            let others = all.iter().filter(|one| !some.contains(one));
-            for consumer in some.iter().chain(others) {
+            for consumer in self.takers(row) {
                 let dedupe = dedupe_key([&*consumer.name, "INTERNAL", &message_id]);
                 deliveries.push(Delivery { shard: row.shard, id: row.id, consumer_id: consumer.id, dedupe });
             }
         }
         deliveries
     }
+
+    /// A message to a queue is for those who take the queue, and for nobody else: `*` is about event types.
+    fn takers(&self, row: &IdRow) -> impl Iterator<Item = &Subscriber> {
+        let named = match &row.queue {
+            Some(queue) => self.by_queue.get(queue),
+            None => self.by_type.get(&row.event_type).filter(|_| row.event_type != "*"),
+        };
+        let named = named.map_or(&[][..], Vec::as_slice);
+        let all = self.by_type.get("*").filter(|_| row.queue.is_none()).map_or(&[][..], Vec::as_slice);
+        named.iter().chain(all.iter().filter(|one| !named.contains(one)))
+    }
 }
 
 impl Link {
     pub(crate) async fn read_subscriptions(&self) -> Result<Subscriptions> {
-        let mut by_type: HashMap<String, Vec<Subscriber>> = HashMap::new();
+        let mut subscriptions = Subscriptions::default();
         for row in self.query(SUBSCRIPTIONS, &[]).await? {
-            by_type.entry(row.get(0)).or_default().push(Subscriber { id: row.get(1), name: row.get(2) });
+            let what: String = row.get(0);
+            let by =
+                if what.starts_with("INTERNAL:") { &mut subscriptions.by_queue } else { &mut subscriptions.by_type };
+            by.entry(what).or_default().push(Subscriber { id: row.get(1), name: row.get(2) });
         }
-        Ok(Subscriptions { by_type })
+        Ok(subscriptions)
     }
 
     /// Stores the rows in the inboxes of their consumers; part of the transaction that settles the cursor.

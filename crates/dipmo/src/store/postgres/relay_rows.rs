@@ -29,10 +29,10 @@ cross join lateral (
 
 const FRESH_IDS: &str = "
 -- relay.fresh_ids
-select o.shard, o.id, o.message_id, o.event_type
+select o.shard, o.id, o.message_id, o.event_type, o.queue
 from unnest($1::smallint[], $2::bigint[]) as s (shard, after)
 cross join lateral (
-    select r.shard, r.id, r.message_id, r.event_type
+    select r.shard, r.id, r.message_id, r.event_type, nullif(r.destination, 'INTERNAL') as queue
     from dipmo.outbox r
     where r.shard = s.shard and r.id > s.after and r.id <= $3
     order by r.id
@@ -55,10 +55,10 @@ limit $4";
 
 const LATE_IDS: &str = "
 -- relay.late_ids
-select o.shard, o.id, o.message_id, o.event_type
+select o.shard, o.id, o.message_id, o.event_type, o.queue
 from unnest($1::smallint[], $2::bigint[], $3::bigint[]) as g (shard, low, high)
 cross join lateral (
-    select r.shard, r.id, r.message_id, r.event_type
+    select r.shard, r.id, r.message_id, r.event_type, nullif(r.destination, 'INTERNAL') as queue
     from dipmo.outbox r
     where r.shard = g.shard and r.id >= g.low and r.id < g.high
     order by r.id) o
@@ -223,11 +223,14 @@ pub(crate) struct IdRow {
     pub(crate) id: i64,
     pub(crate) message_id: Uuid,
     pub(crate) event_type: String,
+    /// As `INTERNAL:<queue>`, for a message to a queue.
+    pub(crate) queue: Option<String>,
 }
 
 impl IdRow {
     fn read(row: &Row) -> Self {
-        Self { shard: row.get(0), id: row.get(1), message_id: row.get(2), event_type: row.get(3) }
+        let (shard, id, message_id) = (row.get(0), row.get(1), row.get(2));
+        Self { shard, id, message_id, event_type: row.get(3), queue: row.get(4) }
     }
 }
 

@@ -266,7 +266,7 @@ impl Dropper {
             "inbox_done" => format!("select processed_at from {part} order by id desc limit 1"),
             "journal" => format!("select at from {part} order by id desc limit 1"),
             _ => format!(
-                "select max(n.created_at) from generate_series(0, 31) s cross join lateral \
+                "select max(n.created_at) from generate_series(0, 47) s cross join lateral \
                  (select created_at from {part} o where o.shard = s order by o.id desc limit 1) n"
             ),
         }

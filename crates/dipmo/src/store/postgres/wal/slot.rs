@@ -116,8 +116,8 @@ pub(crate) fn verifying_slot_name(schema: &str) -> String {
     default_slot_name(&format!("{schema}_verify"))
 }
 
-/// Makes the publication of the outbox if there is none, and adds foreign tables that it lacks. INTERNAL
-/// messages are left out by the server: they never travel. Says whether it was made.
+/// Makes the publication of the outbox if there is none, and adds foreign tables that it lacks. The
+/// server leaves out the shards of other lanes. Says whether it was made.
 pub(crate) async fn ensure_publication(db: &Db, foreign: &[ForeignTable]) -> Result<bool> {
     let name = publication_name(db.schema());
     let mut client = db.client().await?;
@@ -133,7 +133,7 @@ pub(crate) async fn ensure_publication(db: &Db, foreign: &[ForeignTable]) -> Res
     if found.is_empty() {
         let schema = db.schema();
         let create = format!(
-            "create publication {} for table {schema}.outbox where (shard >= 16) \
+            "create publication {} for table {schema}.outbox where (shard >= 16 and shard < 32) \
              with (publish = 'insert', publish_via_partition_root = true)",
             quoted(&name)
         );
