@@ -31,8 +31,13 @@ impl RetryPolicy {
 
     /// The delay alone, for work that never gives up.
     pub fn delay(&self, attempt: u32) -> Duration {
+        self.delay_with(attempt, rand::rng().random::<f64>())
+    }
+
+    /// The delay with a given share of the jitter, from 0 to 1, for callers that must be pure.
+    pub(crate) fn delay_with(&self, attempt: u32, share: f64) -> Duration {
         let base = Duration::from_secs(1 << attempt.min(16)).min(self.delay_max);
-        base + self.jitter_max.mul_f64(rand::rng().random::<f64>())
+        base + self.jitter_max.mul_f64(share.clamp(0.0, 1.0))
     }
 
     /// The longest a message can be under way by itself: every delay at its largest.

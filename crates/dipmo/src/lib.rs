@@ -15,6 +15,7 @@ pub mod operator;
 pub mod process;
 pub mod relay;
 pub mod runner;
+pub mod saga;
 pub mod upkeep;
 
 pub mod store;
@@ -24,8 +25,10 @@ pub mod backoff;
 pub mod clock;
 pub mod error;
 pub mod failure;
+pub mod locate;
 pub mod message;
 pub mod shutdown;
+pub mod span;
 pub mod trace;
 pub mod wake;
 

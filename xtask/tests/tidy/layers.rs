@@ -8,7 +8,7 @@ use crate::source::{self, Source, is_word};
 const LIBRARY: &str = "crates/dipmo/src/";
 
 /// Small modules without knowledge of the flow; every module may use them.
-const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "message", "shutdown", "trace", "wake"];
+const LEAVES: &[&str] = &["backoff", "clock", "error", "failure", "locate", "message", "shutdown", "span", "trace", "wake"];
 
 /// (module, what it may use through `crate::` beside the leaves), in the order of lib.rs.
 /// Leaves stand here too, so that one that begins to know the flow is seen.
@@ -18,6 +18,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("inbox", &["command", "process"]),
     // Where users decide: no store, no transport.
     ("process", &["command"]),
+    // Sagas are data and decide purely: no store, no runner.
+    ("saga", &["command", "process"]),
     // What a command is; who sends and who handles it is decided elsewhere.
     ("command", &[]),
     ("handler", &["process"]),
@@ -37,8 +39,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("error", &[]),
     ("failure", &[]),
+    ("locate", &[]),
     ("message", &[]),
     ("shutdown", &[]),
+    ("span", &[]),
     ("trace", &[]),
     ("wake", &[]),
 ];

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use dipmo::locate;
 use toml::de::{DeTable, DeValue};
 
 use super::{ConfigError, Problem};
@@ -24,22 +25,14 @@ pub(super) fn explain(text: &str, file: &str, error: &toml::de::Error) -> Config
 
 /// Finds the line of a key whose value was read but makes no sense.
 pub(super) fn place(text: &str, file: &str, problem: Problem) -> ConfigError {
-    let line = DeTable::parse(text).ok().and_then(|table| {
-        let mut path = problem.key.as_str();
-        // A key that was left out has no line: its table has.
-        loop {
-            if let Some(at) = start_of(table.get_ref(), path) {
-                return Some(line_of(text, at));
-            }
-            path = &path[..path.rfind(['.', '['])?];
-        }
-    });
+    let table = DeTable::parse(text).ok();
+    let at = table.and_then(|table| locate::nearest(table.get_ref(), &problem.key));
+    let line = at.map(|at| line_of(text, at));
     ConfigError { file: file.to_owned(), line, key: problem.key, message: problem.message }
 }
 
 fn line_of(text: &str, at: usize) -> usize {
-    let upto = &text.as_bytes()[..at.min(text.len())];
-    upto.iter().filter(|byte| **byte == b'\n').count() + 1
+    locate::place_of(text, at).line
 }
 
 /// The path of the deepest key whose key or value holds the span.
@@ -96,22 +89,4 @@ fn holds_below(value: &DeValue<'_>, span: &Range<usize>) -> bool {
 
 fn holds(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end && outer.start < outer.end
-}
-
-/// Where the value of a path such as `consumer[1].retry.attempts_max` begins.
-fn start_of(table: &DeTable<'_>, path: &str) -> Option<usize> {
-    let (first, rest) = path.split_once('.').unwrap_or((path, ""));
-    let (name, index) = match first.split_once('[') {
-        Some((name, index)) => (name, index.strip_suffix(']')?.parse::<usize>().ok()),
-        None => (first, None),
-    };
-    let (key, value) = table.iter().find(|(key, _)| key.get_ref() == name)?;
-    let (start, value) = match index {
-        None => (key.span().start, value.get_ref()),
-        Some(n) => {
-            let item = value.get_ref().as_array()?.get(n)?;
-            (item.span().start, item.get_ref())
-        }
-    };
-    if rest.is_empty() { Some(start) } else { start_of(value.as_table()?, rest) }
 }

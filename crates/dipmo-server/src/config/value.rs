@@ -12,49 +12,13 @@ pub(crate) struct Span(pub(crate) Duration);
 
 impl Span {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a span of time: write 500ms, 15s, 10m, 1h30m or 7d");
-        let mut total = Duration::ZERO;
-        let mut rest = text.trim();
-        if rest.is_empty() {
-            return Err(wrong());
-        }
-        while !rest.is_empty() {
-            let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-            let number: u64 = rest[..digits].parse().map_err(|_| wrong())?;
-            rest = &rest[digits..];
-            let letters = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_alphabetic()).len();
-            let seconds = match &rest[..letters] {
-                "ms" => {
-                    total = total.checked_add(Duration::from_millis(number)).ok_or_else(wrong)?;
-                    0
-                }
-                "s" => 1,
-                "m" => 60,
-                "h" => 3_600,
-                "d" => 86_400,
-                _ => return Err(wrong()),
-            };
-            let part = Duration::from_secs(number.checked_mul(seconds).ok_or_else(wrong)?);
-            total = total.checked_add(part).ok_or_else(wrong)?;
-            rest = &rest[letters..];
-        }
-        Ok(Self(total))
+        dipmo::span::parse(text).map(Self)
     }
 }
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut seconds, millis) = (self.0.as_secs(), self.0.subsec_millis());
-        if seconds == 0 && millis == 0 {
-            return f.write_str("0s");
-        }
-        for (unit, size) in [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)] {
-            if seconds >= size {
-                write!(f, "{}{unit}", seconds / size)?;
-                seconds %= size;
-            }
-        }
-        if millis > 0 { write!(f, "{millis}ms") } else { Ok(()) }
+        f.write_str(&dipmo::span::show(self.0))
     }
 }
 

@@ -74,7 +74,8 @@ impl Status {
             (S::New | S::Running | S::Paused | S::Failed, E::Succeed) => S::Succeeded,
             (S::New | S::Running | S::Compensating | S::Paused, E::Fail) => S::Failed,
             (S::Running | S::Failed | S::Paused, E::Compensate) => S::Compensating,
-            (S::Compensating, E::Compensated) => S::Compensated,
+            // From a pause: the last compensation was skipped, or its answer came meanwhile.
+            (S::Compensating | S::Paused, E::Compensated) => S::Compensated,
             (S::New | S::Running | S::Compensating, E::Pause) => S::Paused,
             (S::Paused | S::Failed, E::Resume) => S::Running,
             (from, event) => return Err(IllegalStatus { from, event }),

@@ -1,0 +1,166 @@
+//! One decision in the making.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::Context;
+use crate::command::{BatchItemChange, BatchItemStatus, CommandChange};
+use crate::message::{Message, OutMessage};
+use crate::process::{Decision, Instance, Status, TimerChange, TimerDue};
+use crate::saga::data::{SagaData, StepRecord, StepStatus};
+use crate::saga::expression::Scope;
+
+/// What led to the decision, as far as messages tell it on.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cause {
+    pub(super) message_id: Option<String>,
+    /// Trace id and span id.
+    pub(super) trace: Option<(String, String)>,
+}
+
+impl Cause {
+    pub(super) fn of(message: &Message) -> Self {
+        let trace = message.traceparent.as_deref().and_then(|parent| {
+            let mut parts = parent.split('-').skip(1);
+            Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
+        });
+        Self { message_id: Some(message.message_id.clone()), trace }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    pub(super) context: Context<'a>,
+    pub(super) id: Uuid,
+    pub(super) tenant: String,
+    pub(super) key: String,
+    /// The variable `saga` of expressions.
+    saga: Value,
+    pub(super) data: SagaData,
+    pub(super) cause: Cause,
+    /// The version that the decision makes; whatever it sends once has an id made from it.
+    pub(super) version: i64,
+    pub(super) state: String,
+    pub(super) status: Status,
+    path: Vec<String>,
+    pub(super) emit: Vec<OutMessage>,
+    timers: Vec<TimerChange>,
+    pub(super) commands: Vec<CommandChange>,
+    batch_item: Option<BatchItemChange>,
+    notes: Vec<String>,
+}
+
+impl<'a> Turn<'a> {
+    pub(super) fn new(
+        context: &Context<'a>,
+        (id, tenant, key): (Uuid, &str, &str),
+        data: SagaData,
+        cause: Cause,
+    ) -> Self {
+        Self {
+            context: *context,
+            id,
+            tenant: tenant.to_owned(),
+            key: key.to_owned(),
+            saga: json!({ "id": id, "key": key, "tenant": tenant }),
+            data,
+            cause,
+            version: 1,
+            state: String::new(),
+            status: Status::New,
+            path: Vec::new(),
+            emit: Vec::new(),
+            timers: Vec::new(),
+            commands: Vec::new(),
+            batch_item: None,
+            notes: Vec::new(),
+        }
+    }
+
+    pub(super) fn on(context: &Context<'a>, current: &Instance, data: SagaData, cause: Cause) -> Self {
+        let identity = (current.id, current.tenant.as_str(), current.business_key.as_str());
+        let turn = Self::new(context, identity, data, cause);
+        Self { version: current.version + 1, state: current.state.clone(), status: current.status, ..turn }
+    }
+
+    pub(super) fn scope(&self) -> Scope<'_> {
+        Scope {
+            input: &self.data.input,
+            records: &self.data.steps,
+            saga: &self.saga,
+            steps: &self.context.compiled.step_names,
+        }
+    }
+
+    pub(super) fn record(&mut self, name: &str) -> &mut StepRecord {
+        let command_id = self.context.compiled.command_id(self.id, name);
+        self.data.steps.entry(name.to_owned()).or_insert_with(|| StepRecord::new(command_id))
+    }
+
+    pub(super) fn go(&mut self, state: &str, status: Status) {
+        state.clone_into(&mut self.state);
+        self.path.push(state.to_owned());
+        self.status = status;
+    }
+
+    pub(super) fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    pub(super) fn set_timer(&mut self, name: String, after: Duration) {
+        self.timers.push(TimerChange::Set { name, due: TimerDue::After(after) });
+    }
+
+    /// Nothing waits for the step any more.
+    pub(super) fn cancel_timer(&mut self, step: &str) {
+        if let Some(name) = self.data.steps.get(step).and_then(|record| timer_name(step, record)) {
+            self.timers.push(TimerChange::Cancel { name });
+        }
+        if let Some(record) = self.data.steps.get_mut(step) {
+            record.due = None;
+        }
+    }
+
+    pub(super) fn batch_item(&mut self, status: BatchItemStatus, error: Option<String>) {
+        self.batch_item = self.data.batch.as_ref().map(|batch| BatchItemChange {
+            batch_id: batch.id,
+            item_id: batch.item.clone(),
+            status,
+            error,
+        });
+    }
+
+    pub(super) fn into_decision(mut self) -> Decision {
+        if self.path.is_empty() {
+            self.path.push(self.state.clone());
+        }
+        let mut decision = Decision::go(String::new()).data(&self.data);
+        decision.path = self.path;
+        decision.status = self.status;
+        decision.emit = self.emit;
+        decision.timers = self.timers;
+        decision.commands = self.commands;
+        decision.batch_item = self.batch_item;
+        decision.note = (!self.notes.is_empty()).then(|| self.notes.join("; "));
+        decision
+    }
+
+    /// Nothing moves; what was learnt is kept.
+    pub(super) fn into_remark(self, current: &Instance, note: impl Into<String>) -> Decision {
+        let mut decision = Decision::remark(current, note).data(&self.data);
+        decision.emit = self.emit;
+        decision.commands = self.commands;
+        decision
+    }
+}
+
+/// The timer that is set for a step now. Its number keeps one that fires late from being taken for the next.
+pub(super) fn timer_name(step: &str, record: &StepRecord) -> Option<String> {
+    match record.status {
+        StepStatus::Sent | StepStatus::Running => Some(format!("timeout:{step}:{}", record.sends)),
+        StepStatus::Waiting => Some(format!("retry:{step}:{}", record.sends)),
+        _ => None,
+    }
+}

@@ -1,0 +1,52 @@
+//! Sagas as data: a definition says which commands are sent in which order, and one [`Orchestrator`]
+//! drives them all.
+//!
+//! Nothing in here knows a database, a clock or a broker: the orchestrator is a
+//! [`Process`](crate::process::Process), so every answer, timer and operator's wish becomes a decision,
+//! and the same input decides the same again. `docs/sagas.md` tells how to write one.
+//!
+//! Promised: the commands of a saga are sent one after the other under one idempotency key each, what was
+//! done is undone in reverse order, and a running saga keeps to the version it began with.
+//! Not promised: that a receiver gets a command only once, or that an answer which comes after the end of
+//! its saga has any effect.
+
+mod check;
+mod compatible;
+mod compiled;
+mod data;
+mod decide;
+mod definition;
+mod expression;
+mod mapping;
+mod orchestrator;
+mod read;
+mod registry;
+mod rules;
+mod verbs;
+mod why;
+mod wire;
+
+pub use check::{Problem, check};
+pub use compatible::{Live, compatible};
+pub use compiled::Compiled;
+pub use data::{BatchRef, GivenUp, Held, Paused, SagaData, StepRecord, StepStatus};
+pub use definition::{Compensation, Definition, Kind, OnFailure, Step};
+pub use orchestrator::{Options, Orchestrator};
+pub use registry::Registry;
+pub use rules::Flaw;
+pub use verbs::{VERBS, possible};
+pub use why::{Why, why};
+
+/// Where sagas are started.
+pub const START_QUEUE: &str = "APP.CMD.ORCHESTRATOR.Q";
+
+/// Where the answers to the commands of sagas go, unless configured otherwise.
+pub const REPLY_QUEUE: &str = "APP.CMD.REPLY.Q";
+
+/// The states in which a saga ends; no step may have such a name.
+pub mod end_state {
+    pub const SUCCEEDED: &str = "SUCCEEDED";
+    pub const FAILED: &str = "FAILED";
+    pub const COMPENSATED: &str = "COMPENSATED";
+    pub(crate) const ALL: [&str; 3] = [SUCCEEDED, FAILED, COMPENSATED];
+}
