@@ -64,6 +64,9 @@ pub(crate) enum Verb {
     /// Process instances
     #[command(subcommand)]
     Process(ProcessVerb),
+    /// Batches of sagas
+    #[command(subcommand)]
+    Batch(BatchVerb),
     /// Who changed what, and why
     #[command(subcommand)]
     Audit(AuditVerb),
@@ -307,6 +310,26 @@ pub(crate) enum ProcessVerb {
     },
     /// One instance with its data, timers and journal
     Show { id: Uuid },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BatchVerb {
+    /// Batches and how far they are
+    List {
+        #[arg(long = "type")]
+        saga: Option<String>,
+        /// NEW, RUNNING, SUCCEEDED, FAILED or PARTIAL
+        #[arg(long)]
+        status: Option<String>,
+        #[arg(long)]
+        tenant: Option<String>,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// One batch with its counts and what failed in it
+    Show { id: Uuid },
+    /// Show the progress until it ends; exit code 10 unless every item succeeded
+    Watch { id: Uuid },
 }
 
 #[derive(Debug, Subcommand)]

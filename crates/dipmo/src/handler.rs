@@ -6,20 +6,28 @@ use std::panic::AssertUnwindSafe;
 use async_trait::async_trait;
 use deadpool_postgres::Transaction;
 use futures_util::FutureExt as _;
+use time::OffsetDateTime;
 
 use crate::message::{Message, OutMessage};
 use crate::process::Failure;
+use crate::store::postgres::Db;
 
 /// The open transaction, and the messages to send with it.
 #[expect(missing_debug_implementations, reason = "an open transaction has nothing to show")]
 pub struct Enlisted<'a> {
+    db: &'a Db,
     tx: &'a Transaction<'a>,
+    now: Option<OffsetDateTime>,
     outbox: Vec<OutMessage>,
 }
 
+const NOW: &str = "
+-- handler.now
+select coalesce($1::timestamptz, now())";
+
 impl<'a> Enlisted<'a> {
-    pub(crate) fn new(tx: &'a Transaction<'a>) -> Self {
-        Self { tx, outbox: Vec::new() }
+    pub(crate) fn new(db: &'a Db, tx: &'a Transaction<'a>) -> Self {
+        Self { db, tx, now: None, outbox: Vec::new() }
     }
 
     /// For the handler's own statements. Do not commit or roll back: the runner does.
@@ -32,6 +40,45 @@ impl<'a> Enlisted<'a> {
         let mut message = message;
         message.caused_by(cause);
         self.outbox.push(message);
+    }
+
+    /// Sends a message that tells its own cause, such as an event that a command's envelope made.
+    pub fn publish(&mut self, message: OutMessage) {
+        self.outbox.push(message);
+    }
+
+    /// The time of the transaction, by the clock of the database; asked for once.
+    pub async fn now(&mut self) -> Result<OffsetDateTime, Failure> {
+        if let Some(now) = self.now {
+            return Ok(now);
+        }
+        let statement = self.tx.prepare_cached(NOW).await?;
+        let now = self.tx.query_one(&statement, &[&self.db.clock().for_statement()]).await?.get(0);
+        Ok(*self.now.insert(now))
+    }
+
+    pub(crate) fn db(&self) -> &'a Db {
+        self.db
+    }
+
+    /// For whoever learned the time on the way.
+    pub(crate) fn set_now(&mut self, now: OffsetDateTime) {
+        self.now = Some(now);
+    }
+
+    /// How many messages are to be sent so far.
+    pub(crate) fn sends(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// Forgets what was to be sent since there were so many.
+    pub(crate) fn unsend(&mut self, down_to: usize) {
+        self.outbox.truncate(down_to);
+    }
+
+    /// What was published since there were so many, to complete it.
+    pub(crate) fn sent_since(&mut self, from: usize) -> &mut [OutMessage] {
+        &mut self.outbox[from..]
     }
 
     pub(crate) fn into_outbox(self) -> Vec<OutMessage> {

@@ -5,6 +5,7 @@
 //! [`relay`] sends what the outbox holds, [`upkeep`] keeps the tables in shape, [`operator`] looks
 //! and repairs. A [`node::Node`] runs them all.
 
+pub mod batch;
 pub mod command;
 pub mod consumer;
 pub mod handler;

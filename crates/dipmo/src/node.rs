@@ -10,9 +10,11 @@ use std::time::Duration;
 use tokio::task::{Id, JoinError, JoinSet};
 use tracing::error;
 
+use crate::batch::BatchWatcher;
 use crate::consumer::{Consumer, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ingress::KafkaIngress;
+use crate::message::Destination;
 use crate::relay::{Relay, RelayOptions};
 use crate::runner::Worker;
 use crate::shutdown::Shutdown;
@@ -48,6 +50,8 @@ pub struct NodeOptions {
     /// `node`, `kafka` and `inbox_wake` are set by the node.
     pub relay: RelayOptions,
     pub upkeep: UpkeepOptions,
+    /// Where the end of a batch is told, beside the table.
+    pub batch_events: Option<Destination>,
     /// Where spans are exported; without it none are opened.
     pub trace: Option<Arc<dyn TraceContext>>,
 }
@@ -61,6 +65,7 @@ impl NodeOptions {
             name,
             roles: Roles::default(),
             kafka: None,
+            batch_events: None,
             trace: None,
         }
     }
@@ -118,6 +123,8 @@ impl Node {
         if self.options.roles.upkeep {
             let upkeep = self.upkeep()?;
             loops.spawn("upkeep", |shutdown| async move { upkeep.run(shutdown).await });
+            let batches = BatchWatcher::new(self.db.clone()).telling(self.options.batch_events.clone());
+            loops.spawn("batches", |shutdown| async move { batches.run(shutdown).await });
         }
         Ok(loops)
     }

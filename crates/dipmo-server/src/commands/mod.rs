@@ -1,6 +1,7 @@
 //! The verbs of the command line, one file a noun. Each opens the database, asks the library, prints.
 
 mod audit;
+mod batch;
 mod config;
 mod doctor;
 mod inbox;
@@ -49,6 +50,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<Exit, Quit> {
         Verb::Relay(verb) => relay::run(&context, verb).await,
         Verb::Key(verb) => key::run(&context, verb).await,
         Verb::Process(verb) => process::run(&context, verb).await,
+        Verb::Batch(verb) => batch::run(&context, verb).await,
         Verb::Audit(verb) => audit::run(&context, verb).await,
     }
 }

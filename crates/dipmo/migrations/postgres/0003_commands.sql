@@ -148,3 +148,19 @@ begin
     end loop;
     return low;
 end $$;
+
+-- ---------------------------------------------------------------- the receiver's side
+
+-- What this side has answered, by idempotency key: asked again, it says the same and does nothing.
+create table dipmo.command_ledger (
+    -- dipmo.dedupe_key(tenant, name, idempotency_key)
+    key             uuid primary key,
+    name            text not null,
+    idempotency_key text not null,
+    command_id      uuid not null,
+    answer          text not null,
+    payload         json not null,
+    answered_at     timestamptz not null default now(),
+    constraint command_ledger_answer_known check (answer in ('CommandCompleted', 'CommandFailed'))
+);
+create index command_ledger_age on dipmo.command_ledger using brin (answered_at);

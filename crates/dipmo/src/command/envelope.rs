@@ -3,14 +3,18 @@
 //! `docs/envelope.schema.json` describes it. Fields that this version does not know are kept and travel
 //! on. The payload is an object; one that arrives as text holding JSON is read as what it holds.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::CommandError;
 use crate::failure::Failure;
-use crate::message::{Destination, Message, OutMessage};
+use crate::message::{Destination, Message, OutMessage, dedupe_key};
 
 /// The version of the envelope itself, in the header `schemaVersion`.
 pub const SCHEMA_VERSION: &str = "1";
@@ -25,6 +29,8 @@ pub mod header {
     pub const SPAN_ID: &str = "spanId";
     /// Which sending of the command this is, counted from one.
     pub const ATTEMPT: &str = "attempt";
+    /// An operator has had it sent again: a failure that was answered before does not count.
+    pub const RESUBMITTED: &str = "resubmitted";
     pub const BATCH_ID: &str = "batchId";
     pub const BATCH_ITEM: &str = "batchItem";
 }
@@ -103,6 +109,26 @@ impl Envelope {
             payload,
             rest: Map::new(),
         }
+    }
+
+    /// An event that this command has brought about. Its id is made of the command's idempotency key and
+    /// the kind: a command that is done twice tells of it twice by the same id.
+    pub fn event(&self, kind: &str, payload: Value, now: OffsetDateTime) -> Self {
+        let id = dedupe_key([self.idempotency_key().as_ref(), &self.name, kind]);
+        self.answer(id, kind, payload, now)
+    }
+
+    /// What must not be done twice: the key given, else the command itself.
+    pub fn idempotency_key(&self) -> Cow<'_, str> {
+        match self.header(header::IDEMPOTENCY_KEY) {
+            Some(key) => Cow::Borrowed(key),
+            None => Cow::Owned(self.command_id.to_string()),
+        }
+    }
+
+    /// The payload as the type the handler works with. What is wrong is told, never the payload.
+    pub fn payload<T: DeserializeOwned>(&self) -> Result<T, CommandError> {
+        T::deserialize(&self.payload).map_err(|error| CommandError::permanent("PAYLOAD", error.to_string()))
     }
 
     /// As a row of the outbox: the envelope is the payload, and the columns repeat what routing,

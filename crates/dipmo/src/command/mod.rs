@@ -6,15 +6,24 @@
 
 pub mod envelope;
 mod status;
+pub mod worker;
 
 pub use envelope::Envelope;
 pub use status::{CommandEvent, CommandStatus, IllegalCommand};
+pub use worker::{Answer, CommandHandler, CommandWorker};
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
+
+use crate::failure::Failure;
+
+/// Where commands and batches start their sagas.
+pub const START_QUEUE: &str = "APP.CMD.ORCHESTRATOR.Q";
+/// Where answers go when a command does not say where.
+pub const REPLY_QUEUE: &str = "APP.CMD.REPLY.Q";
 
 /// What a decision changes about a command; written in the transaction of the decision.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,6 +84,25 @@ impl CommandError {
 
     pub fn retryable(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: code.into(), message: message.into(), retryable: true }
+    }
+}
+
+/// So that `?` works on SQL in a handler: what the server may not refuse next time is worth sending again.
+impl From<tokio_postgres::Error> for CommandError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Failure::from(error).into()
+    }
+}
+
+impl From<Failure> for CommandError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Transient { code, message } => Self::retryable(code, message),
+            Failure::Permanent { code, message } | Failure::Undecodable { code, message } => {
+                Self::permanent(code, message)
+            }
+            Failure::Stale { reason } => Self::permanent("STALE", reason),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! Not promised: that a list is a snapshot; messages move while one looks.
 
 pub mod audit;
+pub mod batches;
 pub mod doctor;
 mod doctor_readers;
 pub mod inbox;

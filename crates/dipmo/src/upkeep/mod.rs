@@ -143,6 +143,7 @@ impl Upkeep {
             (Memory::InboxDedupe, retention.dedupe),
             (Memory::OutboxVersions, retention.dedupe),
             (Memory::RelayBatches, retention.outbox),
+            (Memory::CommandLedger, retention.dedupe),
         ];
         for (memory, window) in memories {
             for _ in 0..FORGET_BATCHES_MAX {

@@ -88,6 +88,7 @@ impl Process for Diary {
                 pages.pages.push(name.into());
                 Ok(Decision::go("CLOSED").data(&pages).succeed())
             }
+            Input::Operator(_) => Err(Failure::stale("no operators here")),
         }
     }
 }

@@ -43,6 +43,7 @@ impl Process for Timekeeper {
                 let state = current.map_or("", |instance| instance.state.as_str());
                 Ok(Decision::go(format!("{state}+{name}")))
             }
+            Input::Operator(_) => Err(Failure::stale("no operators here")),
         }
     }
 }

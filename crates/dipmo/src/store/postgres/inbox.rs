@@ -149,7 +149,7 @@ impl InboxStore for PgInbox {
             Err(settle::Stop::Retry(outcome)) => return settle::rolled_back(tx, Enlistment::Settled(outcome)).await,
             Err(settle::Stop::Failed(error)) => return Err(error),
         }
-        let mut enlisted = Enlisted::new(&tx);
+        let mut enlisted = Enlisted::new(&self.db, &tx);
         let handled = AssertUnwindSafe(handler.handle_group(&mut enlisted, messages)).catch_unwind().await;
         // Which message it was only the handler knew.
         let handled = handled.unwrap_or_else(|_| Err(GroupFailure { at: 0, failure: Failure::panicked() }));

@@ -1,11 +1,14 @@
 //! The PostgreSQL store: one file a stage, one transaction a method, batches in and out.
 
+pub(crate) mod batch;
 mod claim;
 mod columns;
 mod command;
+pub(crate) mod command_ledger;
 pub mod inbox;
 mod lease;
 pub(crate) mod operator;
+pub(crate) mod operator_batch;
 pub(crate) mod operator_doctor;
 pub(crate) mod operator_inbox;
 pub(crate) mod operator_journey;

@@ -44,6 +44,7 @@ pub(crate) enum Memory {
     InboxDedupe,
     OutboxVersions,
     RelayBatches,
+    CommandLedger,
 }
 
 // Waiting behind an open transaction would make every insert wait behind us.
@@ -95,6 +96,12 @@ const FORGET_BATCHES: &str = "
 delete from dipmo.relay_batch where ctid = any (array(
     select ctid from dipmo.relay_batch
     where at < coalesce($1, now()) - $2 * interval '1 second' limit $3))";
+
+const FORGET_LEDGER: &str = "
+-- upkeep.forget_ledger
+delete from dipmo.command_ledger where key in (
+    select key from dipmo.command_ledger
+    where answered_at < coalesce($1, now()) - $2 * interval '1 second' limit $3)";
 
 const FORGET_NODES: &str = "
 -- upkeep.forget_nodes
@@ -153,6 +160,7 @@ pub(crate) async fn forget(db: &Db, memory: Memory, window: Duration, max: i64) 
         Memory::InboxDedupe => FORGET_DEDUPE,
         Memory::OutboxVersions => FORGET_VERSIONS,
         Memory::RelayBatches => FORGET_BATCHES,
+        Memory::CommandLedger => FORGET_LEDGER,
     };
     let mut client = db.client().await?;
     let tx = begin(&mut client).await?;

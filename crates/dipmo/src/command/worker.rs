@@ -1,0 +1,368 @@
+//! The receiving side of commands: does each idempotency key once, and answers every time.
+//!
+//! Promise: the effects of a command, its entry in the ledger, its events and its answer commit together.
+//! A command that comes again, as another message, is answered from the ledger. One that fails leaves no
+//! effect of its own. A failure that may pass is not kept, so that sending the command again helps.
+//! Not promised: that an effect outside the database happens once; a handler that calls out passes the
+//! idempotency key on.
+
+use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::FutureExt as _;
+use serde_json::Value;
+use time::OffsetDateTime;
+use tracing::warn;
+use uuid::Uuid;
+
+use super::envelope::{header, kind};
+use super::{CommandError, Envelope, REPLY_QUEUE};
+use crate::error::{Error, ErrorKind};
+use crate::failure::Failure;
+use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
+use crate::message::{Destination, Message, dedupe_key};
+use crate::store::postgres::command_ledger::{self, Entry, Recorded};
+
+/// What a handler says to a command: its result, or why not.
+pub type Answer = Result<Value, CommandError>;
+
+/// Does commands of one name.
+#[async_trait]
+pub trait CommandHandler: Send + Sync + 'static {
+    /// Does it, in the open transaction. What it wrote and published is undone if it answers with an error.
+    async fn handle(&self, enlisted: &mut Enlisted<'_>, command: &Envelope) -> Answer;
+
+    /// Does many at once, for handlers whose statements work on sets; answers in the order of the commands.
+    /// `None`, the default, has [`CommandHandler::handle`] called for each.
+    ///
+    /// What it writes for a command that it answers with an error stays: write for the others only. If it
+    /// fails as a whole, all it wrote is undone, and each command is handled alone.
+    async fn handle_many(
+        &self,
+        _enlisted: &mut Enlisted<'_>,
+        _commands: &[&Envelope],
+    ) -> Result<Option<Vec<Answer>>, Failure> {
+        Ok(None)
+    }
+}
+
+/// Handles commands by their names; a consumer of the queues on which they come.
+#[expect(missing_debug_implementations, reason = "handlers have nothing to show")]
+pub struct CommandWorker {
+    handlers: HashMap<String, Arc<dyn CommandHandler>>,
+    replies_by: Option<String>,
+}
+
+impl CommandWorker {
+    /// With a handler for each command name; others are answered `UNKNOWN_COMMAND`.
+    pub fn new<N: Into<String>>(handlers: impl IntoIterator<Item = (N, Arc<dyn CommandHandler>)>) -> Self {
+        let handlers = handlers.into_iter().map(|(name, handler)| (name.into(), handler)).collect();
+        Self { handlers, replies_by: None }
+    }
+
+    /// Answers by this transport, such as `AMQP`, instead of the one that the command came by.
+    #[must_use]
+    pub fn replies_by(mut self, transport: impl Into<String>) -> Self {
+        self.replies_by = Some(transport.into());
+        self
+    }
+
+    fn read(&self, message: &Message) -> Result<Command, Failure> {
+        let envelope = Envelope::of(message)?;
+        if envelope.kind != kind::REQUESTED {
+            let why = format!("a message of type {:?} on a queue for {}", envelope.kind, kind::REQUESTED);
+            return Err(Failure::permanent("NOT_A_COMMAND", why));
+        }
+        let transport = self.replies_by.as_deref().unwrap_or_else(|| transport_of(message));
+        let queue = envelope.header(header::REPLY_TO).unwrap_or(REPLY_QUEUE);
+        let reply_to = format!("{transport}:{queue}")
+            .parse()
+            .map_err(|error: Error| Failure::permanent("REPLY_TO", error.to_string()))?;
+        let tenant = envelope.header(header::TENANT_ID).unwrap_or_default();
+        let key = dedupe_key([tenant, &envelope.name, envelope.idempotency_key().as_ref()]);
+        Ok(Command { key, reply_to, envelope })
+    }
+
+    /// What needs no handler: what is not known, and what was answered before.
+    fn answered(&self, command: &Command, recorded: &HashMap<Uuid, Recorded>) -> Option<Answer> {
+        if !self.handlers.contains_key(&command.envelope.name) {
+            let why = format!("nobody here does {:?}", command.envelope.name);
+            return Some(Err(CommandError::permanent("UNKNOWN_COMMAND", why)));
+        }
+        let recorded = recorded.get(&command.key)?;
+        if recorded.answer == kind::COMPLETED {
+            return Some(Ok(recorded.payload.clone()));
+        }
+        let failure = || serde_json::from_value(recorded.payload.clone()).ok();
+        if command.is_resubmitted() { None } else { failure().map(Err) }
+    }
+
+    async fn handle_new(
+        &self,
+        enlisted: &mut Enlisted<'_>,
+        commands: &[Command],
+        answers: &mut [Option<Answer>],
+    ) -> Result<(), GroupFailure> {
+        let new: Vec<usize> = first_of_each_key(commands, answers);
+        for (name, places) in in_sets(commands, &new) {
+            let Some(handler) = self.handlers.get(name) else { continue };
+            let set: Vec<&Envelope> = places.iter().map(|at| &commands[*at].envelope).collect();
+            let given = handle_set(&**handler, enlisted, &set).await;
+            let given = given.map_err(|failed| GroupFailure { at: places[failed.at], ..failed })?;
+            for (at, answer) in places.into_iter().zip(given) {
+                answers[at] = Some(answer);
+            }
+        }
+        let done: HashMap<Uuid, Answer> =
+            new.iter().filter_map(|at| Some((commands[*at].key, answers[*at].clone()?))).collect();
+        for (command, answer) in commands.iter().zip(answers) {
+            // The same command twice in one group: the second is told what the first was.
+            if answer.is_none() {
+                *answer = done.get(&command.key).cloned();
+            }
+        }
+        self.record(enlisted, commands, &new, &done).await
+    }
+
+    async fn record(
+        &self,
+        enlisted: &mut Enlisted<'_>,
+        commands: &[Command],
+        new: &[usize],
+        done: &HashMap<Uuid, Answer>,
+    ) -> Result<(), GroupFailure> {
+        let lasting = |(_, answer): &(&Command, &Answer)| !answer.as_ref().is_err_and(|error| error.retryable);
+        let entries: Vec<Entry> = new
+            .iter()
+            .map(|at| (&commands[*at], &done[&commands[*at].key]))
+            .filter(lasting)
+            .map(|(command, answer)| Entry {
+                key: command.key,
+                name: command.envelope.name.clone(),
+                idempotency_key: command.envelope.idempotency_key().into_owned(),
+                command_id: command.envelope.command_id,
+                answer: kind_of(answer),
+                payload: payload_of(answer),
+            })
+            .collect();
+        let again: HashSet<Uuid> = commands.iter().filter(|c| c.is_resubmitted()).map(|c| c.key).collect();
+        let recorded = command_ledger::record(enlisted.db(), enlisted.tx(), &entries, &again).await;
+        if recorded.map_err(ledger_failed)? {
+            return Ok(());
+        }
+        let why = "the same command was answered by another node meanwhile";
+        Err(GroupFailure { at: new[0], failure: Failure::transient("LEDGER_RACE", why) })
+    }
+}
+
+/// A command as it was received.
+struct Command {
+    /// Under which it is in the ledger.
+    key: Uuid,
+    reply_to: Destination,
+    envelope: Envelope,
+}
+
+impl Command {
+    fn is_resubmitted(&self) -> bool {
+        self.envelope.headers.get(header::RESUBMITTED).is_some_and(|value| *value != Value::Bool(false))
+    }
+
+    /// By the id of the message answered: a repeat of that very message is answered by the same message.
+    fn reply(&self, answer: &Answer, now: OffsetDateTime) -> Envelope {
+        let id = dedupe_key(["reply", &self.envelope.message_id.to_string()]);
+        self.envelope.answer(id, kind_of(answer), payload_of(answer), now)
+    }
+}
+
+#[async_trait]
+impl EnlistedHandler for CommandWorker {
+    async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure> {
+        let group = std::slice::from_ref(message);
+        self.handle_group(enlisted, group).await.map_err(|failed| failed.failure)
+    }
+
+    async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[Message]) -> Result<(), GroupFailure> {
+        let mut commands = Vec::with_capacity(messages.len());
+        for (at, message) in messages.iter().enumerate() {
+            commands.push(self.read(message).map_err(|failure| GroupFailure { at, failure })?);
+        }
+        let keys: Vec<Uuid> = commands.iter().map(|command| command.key).collect();
+        let looked_up = command_ledger::look_up(enlisted.db(), enlisted.tx(), &keys).await;
+        let (now, recorded) = looked_up.map_err(ledger_failed)?;
+        enlisted.set_now(now);
+        let before = enlisted.sends();
+        let mut answers: Vec<Option<Answer>> =
+            commands.iter().map(|command| self.answered(command, &recorded)).collect();
+        if answers.iter().any(Option::is_none) {
+            self.handle_new(enlisted, &commands, &mut answers).await?;
+        }
+        for (command, answer) in commands.iter().zip(&answers) {
+            let answer = answer.as_ref().expect("what was not answered before was handled");
+            enlisted.publish(command.reply(answer, now).into_message(command.reply_to.clone(), "Command"));
+        }
+        let causes: HashMap<String, &Message> =
+            commands.iter().map(|command| command.envelope.message_id.to_string()).zip(messages).collect();
+        for sent in enlisted.sent_since(before) {
+            if let Some(cause) = sent.causation_id.as_ref().and_then(|id| causes.get(id)) {
+                sent.caused_by(cause);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All at once where the handler can, else one by one, each inside a savepoint of its own.
+async fn handle_set(
+    handler: &dyn CommandHandler,
+    enlisted: &mut Enlisted<'_>,
+    commands: &[&Envelope],
+) -> Result<Vec<Answer>, GroupFailure> {
+    if commands.len() > 1
+        && let Some(answers) = handle_together(handler, enlisted, commands).await?
+    {
+        return Ok(answers);
+    }
+    let mut answers = Vec::with_capacity(commands.len());
+    for (at, command) in commands.iter().enumerate() {
+        let answer = handle_alone(handler, enlisted, command).await;
+        answers.push(answer.map_err(|failure| GroupFailure { at, failure })?);
+    }
+    Ok(answers)
+}
+
+async fn handle_together(
+    handler: &dyn CommandHandler,
+    enlisted: &mut Enlisted<'_>,
+    commands: &[&Envelope],
+) -> Result<Option<Vec<Answer>>, GroupFailure> {
+    let failed = |failure: Failure| GroupFailure { at: 0, failure };
+    let undo = begin(enlisted).await.map_err(failed)?;
+    let handled = AssertUnwindSafe(handler.handle_many(enlisted, commands)).catch_unwind().await;
+    match handled.unwrap_or_else(|_| Err(Failure::panicked())) {
+        Ok(answers) if answers.as_ref().is_none_or(|answers| answers.len() == commands.len()) => {
+            keep(enlisted).await.map_err(failed)?;
+            return Ok(answers);
+        }
+        Ok(_) => warn!(name = commands[0].name, "a handler did not answer every command of a set: handling each alone"),
+        Err(failure) => warn!(name = commands[0].name, %failure, "a set of commands failed: handling each alone"),
+    }
+    undo.apply(enlisted).await.map_err(failed)?;
+    Ok(None)
+}
+
+async fn handle_alone(
+    handler: &dyn CommandHandler,
+    enlisted: &mut Enlisted<'_>,
+    command: &Envelope,
+) -> Result<Answer, Failure> {
+    let undo = begin(enlisted).await?;
+    let handled = AssertUnwindSafe(handler.handle(enlisted, command)).catch_unwind().await;
+    let answer = handled.map_err(|_| Failure::panicked())?;
+    match &answer {
+        Ok(_) => keep(enlisted).await?,
+        Err(_) => undo.apply(enlisted).await?,
+    }
+    Ok(answer)
+}
+
+/// How to get back to where a savepoint was set.
+struct Undo {
+    sends: usize,
+}
+
+async fn begin(enlisted: &Enlisted<'_>) -> Result<Undo, Failure> {
+    enlisted.tx().batch_execute("savepoint command").await?;
+    Ok(Undo { sends: enlisted.sends() })
+}
+
+async fn keep(enlisted: &Enlisted<'_>) -> Result<(), Failure> {
+    Ok(enlisted.tx().batch_execute("release savepoint command").await?)
+}
+
+impl Undo {
+    async fn apply(self, enlisted: &mut Enlisted<'_>) -> Result<(), Failure> {
+        enlisted.unsend(self.sends);
+        Ok(enlisted.tx().batch_execute("rollback to savepoint command; release savepoint command").await?)
+    }
+}
+
+/// Those without an answer, the first of each idempotency key.
+fn first_of_each_key(commands: &[Command], answers: &[Option<Answer>]) -> Vec<usize> {
+    let mut seen = HashSet::new();
+    (0..commands.len()).filter(|at| answers[*at].is_none() && seen.insert(commands[*at].key)).collect()
+}
+
+/// Sets of one command name, as large as the order within each key allows.
+fn in_sets<'a>(commands: &'a [Command], places: &[usize]) -> Vec<(&'a str, Vec<usize>)> {
+    let mut sets: Vec<(&str, Vec<usize>)> = Vec::new();
+    // From where on the sets may be joined, and which name each key has had since.
+    let (mut open_from, mut names_of_keys) = (0, HashMap::<&str, &str>::new());
+    for at in places.iter().copied() {
+        let Envelope { key, name, .. } = &commands[at].envelope;
+        if names_of_keys.get(key.as_str()).is_some_and(|other| other != name) {
+            open_from = sets.len();
+            names_of_keys.clear();
+        }
+        names_of_keys.insert(key, name);
+        match sets[open_from..].iter_mut().find(|(set, _)| set == name) {
+            Some((_, set)) => set.push(at),
+            None => sets.push((name, vec![at])),
+        }
+    }
+    sets
+}
+
+fn kind_of(answer: &Answer) -> &'static str {
+    if answer.is_ok() { kind::COMPLETED } else { kind::FAILED }
+}
+
+fn payload_of(answer: &Answer) -> Value {
+    match answer {
+        Ok(result) => result.clone(),
+        Err(error) => serde_json::to_value(error).expect("an error of ours serialises"),
+    }
+}
+
+/// The transport that a message came by, as destinations name it.
+fn transport_of(message: &Message) -> &'static str {
+    match (message.source.as_str(), message.partition) {
+        ("INTERNAL", _) => "INTERNAL",
+        (_, Some(_)) => "KAFKA",
+        (_, None) => "AMQP",
+    }
+}
+
+fn ledger_failed(error: Error) -> GroupFailure {
+    let failure = match error.kind() {
+        ErrorKind::Poison => Failure::permanent("NOT_STORABLE", error.to_string()),
+        _ => Failure::transient("LEDGER", error.to_string()),
+    };
+    GroupFailure { at: 0, failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn command(key: &str, name: &str) -> Command {
+        let envelope = serde_json::from_value(json!({
+            "messageId": Uuid::now_v7(), "type": kind::REQUESTED, "name": name, "commandId": Uuid::now_v7(),
+            "correlationId": Uuid::now_v7(), "occurredAt": "2025-11-02T12:34:56Z", "key": key
+        }));
+        Command { key: Uuid::now_v7(), reply_to: Destination::Internal, envelope: envelope.unwrap() }
+    }
+
+    #[test]
+    fn sets_are_as_large_as_the_order_within_keys_allows() {
+        let commands = [command("a", "Hold"), command("b", "Hold"), command("c", "Free"), command("b", "Free")];
+        let sets = in_sets(&commands, &[0, 1, 2, 3]);
+        assert_eq!(sets, [("Hold", vec![0, 1]), ("Free", vec![2]), ("Free", vec![3])]);
+        let independent = [command("a", "Hold"), command("b", "Free"), command("c", "Hold"), command("a", "Hold")];
+        assert_eq!(in_sets(&independent, &[0, 1, 2, 3]), [("Hold", vec![0, 2, 3]), ("Free", vec![1])]);
+    }
+}
