@@ -50,11 +50,11 @@ pub(crate) struct Meter {
     pub(crate) client: Client,
     own_backend: u32,
     postmaster: u32,
-    broker: u32,
+    broker: Option<u32>,
 }
 
 impl Meter {
-    pub(crate) async fn new(client: Client, postmaster: u32, broker: u32) -> Result<Self> {
+    pub(crate) async fn new(client: Client, postmaster: u32, broker: Option<u32>) -> Result<Self> {
         // Parallel workers would be children of the postmaster and count as its own.
         client.batch_execute("set max_parallel_workers_per_gather = 0").await?;
         let own: i32 = client.query_one("select pg_backend_pid()", &[]).await?.get(0);
@@ -67,7 +67,7 @@ impl Meter {
         Ok(Sample {
             node: node.map_or(Ok(0.0), |pid| usage(pid).map(|usage| usage.cpu))?,
             postgres: self.postgres_cpu()?,
-            broker: usage(self.broker)?.cpu,
+            broker: self.broker.map_or(Ok(0.0), |pid| usage(pid).map(|usage| usage.cpu))?,
             wal_bytes: wal_bytes as f64,
         })
     }

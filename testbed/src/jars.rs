@@ -1,12 +1,12 @@
 //! Kafka's, Debezium's and Artemis' jars from Maven Central, downloaded once per user and version.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cache_dir;
+use crate::cache;
 use crate::process;
 
 /// Part of the name of the cached directory: a new version is a new download.
@@ -51,29 +51,13 @@ pub(crate) fn artemis_home() -> Result<PathBuf> {
 
 /// The directory `version` of the cache with all `artifacts` and what they need.
 fn cached(name: &str, version: &str, goal: &str, artifacts: &[String]) -> Result<PathBuf> {
-    let cache = cache_dir()?;
-    let jars = cache.join(version);
-    if jars.is_dir() {
-        return Ok(jars);
-    }
-    fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
-    let lock = File::create(cache.join(format!("{name}.lock"))).context("creating the download lock")?;
-    // Released when the file is closed, so a killed downloader blocks nobody.
-    lock.lock().context("waiting for the download lock")?;
-    if !jars.is_dir() {
-        let partial = cache.join(format!("{name}.partial"));
-        download(goal, artifacts, &partial, &jars)
-            .with_context(|| format!("downloading {version} from Maven Central"))?;
-    }
-    Ok(jars)
+    cache::kept(name, version, |partial| {
+        download(goal, artifacts, partial).with_context(|| format!("downloading {version} from Maven Central"))
+    })
 }
 
-/// Downloads beside the final place and renames, so that a partial download is never used.
-fn download(goal: &str, artifacts: &[String], partial: &Path, jars: &Path) -> Result<()> {
-    if partial.exists() {
-        fs::remove_dir_all(partial)?;
-    }
-    fs::create_dir_all(partial)?;
+/// Downloads into `partial`; the directory of the jars is told.
+fn download(goal: &str, artifacts: &[String], partial: &Path) -> Result<PathBuf> {
     fs::write(partial.join("pom.xml"), pom(artifacts))?;
     let mut mvn = Command::new("mvn");
     mvn.args(["--quiet", "--batch-mode", goal]);
@@ -86,10 +70,9 @@ fn download(goal: &str, artifacts: &[String], partial: &Path, jars: &Path) -> Re
         ),
         Err(error) => return Err(error),
     }
-    unpack_plugins(&partial.join("libs"))?;
-    fs::rename(partial.join("libs"), jars)?;
-    fs::remove_dir_all(partial)?;
-    Ok(())
+    let libs = partial.join("libs");
+    unpack_plugins(&libs)?;
+    Ok(libs)
 }
 
 /// Plugins come as archives. Connect loads what is in a directory of its own apart from its own class path.

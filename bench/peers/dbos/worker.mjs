@@ -1,4 +1,4 @@
-// Payments in DBOS: a workflow with one step an insert, begun in the same process. Argument: database.
+// Payments in DBOS: a workflow whose steps are inserts, started in the same process. Argument: database.
 
 import { DBOS } from "@dbos-inc/dbos-sdk";
 import { drive } from "./drive.mjs";
@@ -6,7 +6,6 @@ import { effects, payment, stepsOf } from "./steps.mjs";
 
 const [url] = process.argv.slice(2);
 const { perform, close } = effects(url);
-const run = `${Date.now()}`;
 
 async function pay(payment) {
   for (const step of stepsOf(payment)) await DBOS.runStep(() => perform(payment, step), { name: step });
@@ -14,11 +13,18 @@ async function pay(payment) {
 }
 const workflow = DBOS.registerWorkflow(pay, { name: "pay" });
 
-DBOS.setConfig({ name: "bench", systemDatabaseUrl: url, systemDatabasePoolSize: Number(process.env.POOL ?? 20), runAdminServer: false, logLevel: "error" });
+DBOS.setConfig({
+  name: "bench",
+  systemDatabaseUrl: url,
+  systemDatabasePoolSize: 20,
+  runAdminServer: false,
+  logLevel: "error",
+});
 await DBOS.launch();
+
 await drive(
   async (n) => {
-    const handle = await DBOS.startWorkflow(workflow, { workflowID: `${run}-${n}` })(payment(n));
+    const handle = await DBOS.startWorkflow(workflow, { workflowID: String(n) })(payment(n));
     return () => handle.getResult();
   },
   async () => {

@@ -5,18 +5,17 @@ import { drive } from "./drive.mjs";
 import { payment } from "./steps.mjs";
 
 const [ingress, admin, worker, service] = process.argv.slice(2);
-const run = `${Date.now()}`;
-const agent = new http.Agent({ keepAlive: true, noDelay: true, maxSockets: Infinity });
+const agent = new http.Agent({ keepAlive: true, noDelay: true });
 
-function call(method, url, body, more = {}) {
+function call(method, url, body, headers = {}) {
   return new Promise((resolve, reject) => {
-    const headers = { "content-type": "application/json", ...more };
+    headers["content-type"] = "application/json";
     const request = http.request(url, { method, agent, headers }, (response) => {
       let text = "";
       response.setEncoding("utf8").on("data", (part) => (text += part));
       response.on("end", () => {
         if (response.statusCode >= 300) reject(new Error(`${method} ${url}: ${response.statusCode} ${text}`));
-        else resolve(text === "" ? undefined : JSON.parse(text));
+        else resolve(JSON.parse(text));
       });
     });
     request.on("error", reject).end(body === undefined ? undefined : JSON.stringify(body));
@@ -24,12 +23,13 @@ function call(method, url, body, more = {}) {
 }
 
 await call("POST", `${admin}/deployments`, { uri: worker });
-await drive(async (n) => {
-  if (process.env.MODE === "send") {
-    const { invocationId } = await call("POST", `${ingress}/${service}/pay/send`, payment(n), { "idempotency-key": `${run}-${n}` });
+
+await drive(
+  async (n) => {
+    // Only what has an idempotency key can be attached to.
+    const key = { "idempotency-key": String(n) };
+    const { invocationId } = await call("POST", `${ingress}/${service}/pay/send`, payment(n), key);
     return () => call("GET", `${ingress}/restate/invocation/${invocationId}/attach`);
-  }
-  const result = call("POST", `${ingress}/${service}/pay`, payment(n));
-  if (process.env.MODE === "closed") await result;
-  return () => result;
-}, () => agent.destroy());
+  },
+  () => agent.destroy(),
+);
