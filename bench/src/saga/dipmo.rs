@@ -37,8 +37,8 @@ const CONTEXTS: [(&str, &[&str]); 3] =
 const EFFECTS: &str = "insert into bench_effect (saga, step)
     select * from unnest($1::text[], $2::text[]) on conflict do nothing";
 
-/// How often the starters look for ends. The moment of an end comes from its commit, not from the look.
-const POLL: Duration = Duration::from_millis(25);
+/// How often the starters look for ends: seldom, because it costs. The moment of an end is that of its commit.
+const POLL: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs until stdin is closed.
