@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
@@ -27,7 +28,13 @@ impl Node {
     pub(crate) async fn start(args: &[&str]) -> Result<Self> {
         let program = std::env::current_exe().context("finding this binary")?;
         let mut command = Command::new(program);
-        command.arg("node").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        command.arg("node").args(args);
+        Self::spawn(command).await
+    }
+
+    /// Starts any program that keeps to the same rules.
+    pub(crate) async fn spawn(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().context("starting the node")?;
         let pid = child.id().context("the node has no process id")?;
         let stdin = child.stdin.take();
@@ -41,6 +48,15 @@ impl Node {
     pub(crate) async fn go(&mut self) -> Result<()> {
         let stdin = self.stdin.as_mut().context("the node was stopped")?;
         stdin.write_all(b"go\n").await.context("telling the node to go")
+    }
+
+    /// One line of JSON there, one back.
+    pub(crate) async fn ask(&mut self, request: &Value, limit: Duration) -> Result<Value> {
+        let stdin = self.stdin.as_mut().context("the node was stopped")?;
+        stdin.write_all(format!("{request}\n").as_bytes()).await.context("asking the node")?;
+        let answer = tokio::time::timeout(limit, self.lines.next_line()).await;
+        let line = answer.context("the node does not answer in time")??.context("the node ended without an answer")?;
+        serde_json::from_str(&line).with_context(|| format!("the node answered {line:?}"))
     }
 
     pub(crate) fn usage(&self) -> Result<Usage> {

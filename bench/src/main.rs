@@ -11,6 +11,7 @@ mod meter;
 mod node;
 mod relay;
 mod report;
+mod saga;
 mod servers;
 
 use std::process::ExitCode;
@@ -32,6 +33,8 @@ enum Bench {
     Relay(relay::Args),
     /// Relay and ingest with a longer and longer history, and while a transaction is held open
     Growth(growth::Args),
+    /// Payment sagas beside the inserts alone and, if asked for, Restate and DBOS
+    Saga(saga::Args),
     /// What is measured, in a process of its own
     #[command(hide = true)]
     Node {
@@ -46,6 +49,7 @@ async fn main() -> ExitCode {
         Bench::Ingest(args) => ingest::run(&args).await,
         Bench::Relay(args) => relay::run(args).await,
         Bench::Growth(args) => growth::run(&args).await,
+        Bench::Saga(args) => saga::run(args).await,
         Bench::Node { role } => node::run(role).await,
     };
     match done {

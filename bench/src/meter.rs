@@ -50,11 +50,11 @@ pub(crate) struct Meter {
     pub(crate) client: Client,
     own_backend: u32,
     postmaster: u32,
-    broker: u32,
+    broker: Option<u32>,
 }
 
 impl Meter {
-    pub(crate) async fn new(client: Client, postmaster: u32, broker: u32) -> Result<Self> {
+    pub(crate) async fn new(client: Client, postmaster: u32, broker: Option<u32>) -> Result<Self> {
         // Parallel workers would be children of the postmaster and count as its own.
         client.batch_execute("set max_parallel_workers_per_gather = 0").await?;
         let own: i32 = client.query_one("select pg_backend_pid()", &[]).await?.get(0);
@@ -67,7 +67,7 @@ impl Meter {
         Ok(Sample {
             node: node.map_or(Ok(0.0), |pid| usage(pid).map(|usage| usage.cpu))?,
             postgres: self.postgres_cpu()?,
-            broker: usage(self.broker)?.cpu,
+            broker: self.broker.map_or(Ok(0.0), |pid| usage(pid).map(|usage| usage.cpu))?,
             wal_bytes: wal_bytes as f64,
         })
     }
@@ -94,28 +94,37 @@ impl Meter {
     fn postgres_cpu(&self) -> Result<f64> {
         loop {
             let ended = Stat::of(self.postmaster)?.ticks_of_ended_children;
-            let live = self.live_postgres_ticks()?;
+            let live = self.live_postgres_seconds()?;
             // One that ended in between would be counted on neither side, or on both.
             let own = Stat::of(self.postmaster)?;
             if own.ticks_of_ended_children == ended {
-                return Ok((own.ticks + ended + live) as f64 / TICKS_PER_SECOND);
+                return Ok((own.ticks + ended) as f64 / TICKS_PER_SECOND + live);
             }
         }
     }
 
-    fn live_postgres_ticks(&self) -> Result<u64> {
-        let mut ticks = 0;
+    fn live_postgres_seconds(&self) -> Result<f64> {
+        let mut seconds = 0.0;
         for entry in fs::read_dir("/proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             if let Ok(stat) = Stat::of(pid)
                 && stat.parent == self.postmaster
                 && pid != self.own_backend
             {
-                ticks += stat.ticks + stat.ticks_of_ended_children;
+                seconds += time_of_thread(pid).unwrap_or(stat.ticks as f64 / TICKS_PER_SECOND);
+                seconds += stat.ticks_of_ended_children as f64 / TICKS_PER_SECOND;
             }
         }
-        Ok(ticks)
+        Ok(seconds)
     }
+}
+
+/// What the scheduler has given to the first thread, which is all there is of a backend. Ticks are cut off:
+/// with many sessions that did little each, most of their time would be missing.
+fn time_of_thread(pid: u32) -> Option<f64> {
+    let schedstat = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+    let nanoseconds: f64 = schedstat.split_whitespace().next()?.parse().ok()?;
+    Some(nanoseconds / 1e9)
 }
 
 pub(crate) fn usage(pid: u32) -> Result<Usage> {

@@ -27,6 +27,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::load;
+use crate::saga;
+use crate::saga::drive::drive;
 use crate::servers::connect;
 
 #[derive(Debug, clap::Subcommand)]
@@ -60,6 +62,12 @@ pub(crate) enum Role {
     Produce { brokers: String, topic: String, records: usize, keys: usize, size: usize },
     /// COPY of the outbox to nowhere
     Copy { url: String },
+    /// The orchestrator of the payments, the contexts that do their steps, and the relay between them
+    Sagas { url: String },
+    /// Starts payments and waits for their ends
+    StartSagas { url: String },
+    /// The steps of payments without anybody who remembers where they are
+    Inserts { url: String },
 }
 
 /// What the ingress does with a record.
@@ -96,6 +104,9 @@ pub(crate) async fn run(role: Role) -> Result<()> {
             done().await
         }
         Role::Copy { url } => copy(&url).await,
+        Role::Sagas { url } => saga::dipmo::node(url).await,
+        Role::StartSagas { url } => drive(saga::dipmo::Starters::connect(&url).await?).await,
+        Role::Inserts { url } => drive(saga::limits::Inserts::connect(&url).await?).await,
     }
 }
 
@@ -106,7 +117,7 @@ fn options(brokers: String, settings: &[String]) -> KafkaOptions {
     options
 }
 
-fn say(word: &str) -> Result<()> {
+pub(crate) fn say(word: &str) -> Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{word}").and_then(|()| out.flush()).context("writing to the parent")
 }
@@ -123,7 +134,7 @@ async fn done() -> Result<()> {
     stdin_closed().await
 }
 
-async fn stdin_closed() -> Result<()> {
+pub(crate) async fn stdin_closed() -> Result<()> {
     tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await??;
     Ok(())
 }

@@ -84,6 +84,13 @@ pub(crate) fn spread(values: &[f64], digits: usize) -> String {
 
 impl Report {
     pub(crate) fn new(name: &'static str, dataset: &str) -> Self {
+        let kafka = "Kafka: one broker, 1 GB of heap, acks=all, idempotent, zstd".to_owned();
+        let figures = "figures: median (least-most); CPU in processor seconds per 100 000 rows".to_owned();
+        Self::about(name, &[], &[kafka, format!("dataset: {dataset}"), figures])
+    }
+
+    /// `settings` are those of PostgreSQL beside the ones of all benches.
+    pub(crate) fn about(name: &'static str, settings: &[(&str, &str)], facts: &[String]) -> Self {
         let mut report = Self { name, text: String::new() };
         report.line(&format!("# bench {name}\n"));
         let command: Vec<String> = std::env::args().skip(1).collect();
@@ -91,14 +98,15 @@ impl Report {
         report.line(&format!("- commit: {}", commit()));
         report.line(&format!("- date: {}", now("[year]-[month]-[day] [hour]:[minute] UTC")));
         report.line(&format!("- machine: {}", machine()));
-        let settings: Vec<String> = SETTINGS.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let settings = SETTINGS.iter().chain(settings).map(|(name, value)| format!("{name}={value}"));
         report.line(&format!(
             "- PostgreSQL: fsync=on, synchronous_commit=on, shared_buffers={SHARED_BUFFERS}, {}",
-            settings.join(", ")
+            settings.collect::<Vec<_>>().join(", ")
         ));
-        report.line("- Kafka: one broker, 1 GB of heap, acks=all, idempotent, zstd");
-        report.line(&format!("- dataset: {dataset}"));
-        report.line("- figures: median (least-most); CPU in processor seconds per 100 000 rows\n");
+        for fact in facts {
+            report.line(&format!("- {fact}"));
+        }
+        report.line("");
         report
     }
 

@@ -34,21 +34,22 @@ pub(crate) const SHARED_BUFFERS: &str = "512MB";
 
 pub(crate) struct Servers {
     postgres: Postgres,
-    kafka: Kafka,
+    kafka: Option<Kafka>,
 }
 
 impl Servers {
     pub(crate) fn start() -> Result<Self> {
         eprintln!("starting PostgreSQL and Kafka (the first time downloads Kafka)");
         let kafka = std::thread::spawn(|| Kafka::start(KafkaOptions::for_bench()));
-        let options = PostgresOptions {
-            shared_buffers: SHARED_BUFFERS.into(),
-            settings: SETTINGS.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
-            ..PostgresOptions::default()
-        };
-        let postgres = Postgres::start(options).context("starting PostgreSQL");
+        let postgres = start_postgres(&[]);
         let kafka = kafka.join().map_err(|_| anyhow!("the thread that starts Kafka panicked"))?;
-        Ok(Self { postgres: postgres?, kafka: kafka.context("starting Kafka")? })
+        Ok(Self { postgres: postgres?, kafka: Some(kafka.context("starting Kafka")?) })
+    }
+
+    /// Without a broker; with `settings` of PostgreSQL beside those of all benches.
+    pub(crate) fn postgres_only(settings: &[(&str, &str)]) -> Result<Self> {
+        eprintln!("starting PostgreSQL");
+        Ok(Self { postgres: start_postgres(settings)?, kafka: None })
     }
 
     /// Makes WAL segments for the runs to use again; a server just made has none.
@@ -63,7 +64,7 @@ impl Servers {
     }
 
     pub(crate) fn brokers(&self) -> String {
-        self.kafka.bootstrap()
+        self.kafka.as_ref().map_or(String::new(), Kafka::bootstrap)
     }
 
     pub(crate) fn url(&self, database: &str) -> String {
@@ -81,13 +82,18 @@ impl Servers {
 
     /// A new database with dipmo's schema, right after a checkpoint.
     pub(crate) async fn fresh_database(&self, name: &str) -> Result<()> {
+        self.empty_database(name).await?;
+        let db = Db::open(DbOptions::new(self.url(name)))?;
+        schema::migrate(&db).await.context("migrating")?;
+        self.checkpoint().await
+    }
+
+    /// A new database with nothing in it, right after a checkpoint.
+    pub(crate) async fn empty_database(&self, name: &str) -> Result<()> {
         self.drop_database(name).await?;
         let admin = connect(&self.url("postgres")).await?;
         admin.batch_execute(&format!("create database {name}")).await?;
-        let db = Db::open(DbOptions::new(self.url(name)))?;
-        schema::migrate(&db).await.context("migrating")?;
-        admin.batch_execute("checkpoint").await?;
-        Ok(())
+        Ok(admin.batch_execute("checkpoint").await?)
     }
 
     /// With its replication slots, which would hold it and the WAL back.
@@ -108,8 +114,8 @@ impl Servers {
 
     pub(crate) async fn meter(&self, database: &str) -> Result<Meter> {
         let postmaster = self.postgres.pid().context("PostgreSQL is down")?;
-        let broker = self.kafka.pid().context("Kafka is down")?;
-        Meter::new(connect(&self.url(database)).await?, postmaster, broker).await
+        let broker = self.kafka.as_ref().map(|kafka| kafka.pid().context("Kafka is down"));
+        Meter::new(connect(&self.url(database)).await?, postmaster, broker.transpose()?).await
     }
 
     pub(crate) async fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) -> Result<()> {
@@ -132,6 +138,15 @@ impl Servers {
         config.set("bootstrap.servers", self.brokers());
         config
     }
+}
+
+fn start_postgres(more: &[(&str, &str)]) -> Result<Postgres> {
+    let options = PostgresOptions {
+        shared_buffers: SHARED_BUFFERS.into(),
+        settings: SETTINGS.iter().chain(more).map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+        ..PostgresOptions::default()
+    };
+    Postgres::start(options).context("starting PostgreSQL")
 }
 
 pub(crate) async fn connect(url: &str) -> Result<Client> {

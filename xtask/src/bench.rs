@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// ingest, relay or growth, and their options; --help after one of them lists these
+    /// ingest, relay, growth or saga, and their options; --help after one of them lists these
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     bench: Vec<String>,
 }
