@@ -302,6 +302,35 @@ async fn a_database_that_goes_away_is_told_and_waited_for_by_nobody() {
 }
 
 #[tokio::test]
+async fn a_version_that_another_node_registers_is_used_without_a_restart() {
+    let world = World::new().await;
+    let daemon = Daemon::start(&world, &configuration(&world), &[]);
+    daemon.ready().await;
+    let current = "select hash from saga_definition where name = 'SubmitPayment' and current";
+    let first = world.text(current).await;
+    let more = configuration(&world);
+    world.write(
+        "sagas/payments.toml",
+        &DEFINITIONS.replacen("SubmitPayment.Q\"", "SubmitPayment.Q\"\ntimeout = \"9m\"", 1),
+    );
+    let other = Daemon::start(&world, &more, &["--role", "upkeep"]);
+    other.ready().await;
+    let second = world.text(current).await;
+    assert_ne!(first, second);
+    let began = std::cell::Cell::new(0);
+    until("the first node begins sagas with the new version", async || {
+        began.set(began.get() + 1);
+        let key = format!("P-{}", began.get());
+        daemon.call(&pay(&key, &key)).is(202);
+        let used = format!("select data->>'definition' from process where business_key = '{key}'");
+        until("the saga has begun", async || !world.text(&used).await.is_empty()).await;
+        world.text(&used).await == second
+    })
+    .await;
+    assert_eq!(world.number("select count(*) from saga_definition where name = 'SubmitPayment'").await, 2);
+}
+
+#[tokio::test]
 async fn definitions_with_mistakes_stop_the_start_with_file_line_and_column() {
     let world = World::new().await;
     let more = configuration(&world);

@@ -221,5 +221,5 @@ async fn only_the_roles_asked_for_run() {
     assert_eq!(ended.code, 0);
     let running = ended.err.lines().find(|line| line.contains("\"running\"")).unwrap_or_else(|| panic!("{ended:?}"));
     let line: serde_json::Value = serde_json::from_str(running).unwrap();
-    assert_eq!(line["loops"], "upkeep");
+    assert_eq!(line["loops"], "batches, upkeep");
 }

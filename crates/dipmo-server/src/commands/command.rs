@@ -12,13 +12,12 @@ use crate::exit::{Exit, Quit};
 use crate::output::Row;
 
 pub(super) async fn run(context: &Context, verb: CommandVerb) -> Result<Exit, Quit> {
-    let db = context.db()?;
     match verb {
         CommandVerb::Send(args) => send(context, args).await,
-        CommandVerb::Show { id } => show_one(context, id, &commands::show(&db, id).await?),
+        CommandVerb::Show { id } => show_one(context, id, &commands::show(&context.db()?, id).await?),
         CommandVerb::List { status, name, process, page: part } => {
             let filter = CommandFilter { status, name, process_id: process };
-            show_list(context, &commands::list(&db, &filter, &page(&part)?).await?)
+            show_list(context, &commands::list(&context.db()?, &filter, &page(&part)?).await?)
         }
     }
 }

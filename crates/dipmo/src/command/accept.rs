@@ -12,15 +12,13 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
-use super::Envelope;
 use super::envelope::{SCHEMA_VERSION, header, kind};
+use super::{Envelope, START_QUEUE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Destination, OutMessage};
 use crate::store::postgres::command_accept::{self as store, NewCommand, Requested};
 use crate::store::postgres::{Db, begin, commit};
 
-/// Where the messages that start sagas go.
-const START_DESTINATION: &str = "INTERNAL:APP.CMD.ORCHESTRATOR.Q";
 /// Whose messages they are, in the outbox.
 const AGGREGATE_TYPE: &str = "Command";
 /// As in the table of requests.
@@ -91,7 +89,7 @@ impl std::fmt::Display for Refusal {
 /// Writes the command, the message that starts it and the memory of the request in one transaction.
 pub async fn accept(db: &Db, request: &Request) -> Result<Acceptance> {
     request.validate()?;
-    let destination: Destination = START_DESTINATION.parse()?;
+    let destination = Destination::InternalQueue { queue: START_QUEUE.to_owned() };
     let fingerprint = request.fingerprint();
     let mut client = db.client().await?;
     let tx = begin(&mut client).await?;

@@ -21,6 +21,9 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 
+/// Where commands from outside go: whoever runs sagas takes them there.
+pub const START_QUEUE: &str = "APP.CMD.ORCHESTRATOR.Q";
+
 /// What a decision changes about a command; written in the transaction of the decision.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CommandChange {

@@ -64,8 +64,7 @@ pub use rules::Flaw;
 pub use verbs::{VERBS, possible};
 pub use why::{Why, why};
 
-/// Where sagas are started.
-pub const START_QUEUE: &str = "APP.CMD.ORCHESTRATOR.Q";
+pub use crate::command::START_QUEUE;
 
 /// Where the answers to the commands of sagas go, unless configured otherwise.
 pub const REPLY_QUEUE: &str = "APP.CMD.REPLY.Q";
