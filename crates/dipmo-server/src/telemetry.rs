@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
@@ -37,6 +37,9 @@ pub(crate) fn start_logs(config: &Config) -> anyhow::Result<Option<Tracing>> {
 
 /// Installs the recorder behind /metrics; call it once.
 pub(crate) fn start_metrics() -> anyhow::Result<PrometheusHandle> {
+    let in_ms = BUCKETS.map(|seconds| seconds * 1_000.0);
     let builder = PrometheusBuilder::new().set_buckets(&BUCKETS).context("metric buckets")?;
+    let builder =
+        builder.set_buckets_for_metric(Matcher::Suffix("_ms".to_owned()), &in_ms).context("metric buckets")?;
     builder.install_recorder().context("starting the metrics")
 }

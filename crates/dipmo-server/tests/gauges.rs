@@ -16,6 +16,10 @@ async fn gauges_show_what_is_open_and_fall_to_zero_when_it_is_gone() {
     let process = "insert into process (id, type, business_key, state, status, version, data)
                    values (gen_random_uuid(), 'kyc', 'c', 'REVIEW', 'RUNNING', 1, '{}')";
     world.run_sql(process).await;
+    world.run_sql("insert into saga_definition (name, hash, body, current) values ('kyc', 'h', '{}', true)").await;
+    world
+        .run_sql("insert into command_dlq (command_id, parked_by, attempts) values (gen_random_uuid(), 'dipmo', 3)")
+        .await;
     world.run_sql("insert into node (name, role, seen_at) values ('n', 'relay', now() - interval '700 seconds')").await;
     let recorder = PrometheusBuilder::new().build_recorder();
     // For this thread alone, on which the whole test runs.
@@ -34,6 +38,9 @@ async fn gauges_show_what_is_open_and_fall_to_zero_when_it_is_gone() {
         "dipmo_outbox_exceptions{lane=\"KAFKA\",state=\"DEAD\"} 1",
         "dipmo_process_instances{type=\"kyc\",status=\"RUNNING\",state=\"REVIEW\"} 1",
         "dipmo_relay_heartbeat_age_seconds 7",
+        "saga_active_total{type=\"kyc\"} 1",
+        "dlq_depth 1",
+        "queue_depth{consumer=\"billing\"} 0",
     ] {
         assert!(shown.contains(line), "{line} is missing in:\n{shown}");
     }
@@ -44,6 +51,7 @@ async fn gauges_show_what_is_open_and_fall_to_zero_when_it_is_gone() {
         "dipmo_process_instances{type=\"kyc\",status=\"RUNNING\",state=\"REVIEW\"} 0",
         "dipmo_process_instances{type=\"kyc\",status=\"SUCCEEDED\",state=\"DONE\"} 1",
         "dipmo_outbox_exceptions{lane=\"KAFKA\",state=\"DEAD\"} 0",
+        "saga_active_total{type=\"kyc\"} 0",
     ] {
         assert!(shown.contains(line), "{line} is missing in:\n{shown}");
     }

@@ -15,7 +15,7 @@ pub(crate) struct InterveneArgs {
     pub(crate) dry_run: bool,
     /// The version that `show` told: refuse if the saga has moved on since
     #[arg(long)]
-    pub(crate) version: Option<i64>,
+    pub(crate) seen_version: Option<i64>,
     #[command(flatten)]
     pub(crate) change: ChangeArgs,
 }

@@ -16,7 +16,7 @@ pub(super) async fn run(context: &Context, wish: Wish) -> Result<Exit, Quit> {
     let (db, config) = (context.db()?, &context.config.sagas);
     let sagas = definitions::stored(&db, config).await?;
     let intervention =
-        Intervention { seen_version: args.version, ..Intervention::new(args.id, verb).dry_run(args.dry_run) };
+        Intervention { seen_version: args.seen_version, ..Intervention::new(args.id, verb).dry_run(args.dry_run) };
     changed(context.format, &intervene(&db, &sagas, &config.consumer, &intervention, &by).await?)?;
     Ok(Exit::Ok)
 }

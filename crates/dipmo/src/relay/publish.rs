@@ -378,9 +378,12 @@ impl Lane {
         }
         counter!("dipmo_outbox_published_total", "lane" => self.name).increment(done as u64);
         let latency = histogram!("dipmo_outbox_publish_latency_seconds");
+        let latency_ms = histogram!("outbox_publish_latency_ms");
         let now = self.link.db().clock().now();
         for (candidate, _) in candidates.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Outcome::Done) {
-            latency.record((now - candidate.row.created_at()).as_seconds_f64());
+            let seconds = (now - candidate.row.created_at()).as_seconds_f64();
+            latency.record(seconds);
+            latency_ms.record(seconds * 1_000.0);
         }
     }
 }

@@ -153,6 +153,7 @@ impl<'a> Instances<'a> {
             None => current.map(|instance| instance.version),
         };
         let from_state = current.map(|instance| instance.state.clone());
+        let was = current.map(|instance| instance.status);
         let mut instance = current.cloned().unwrap_or_else(|| Instance {
             id: new_id.unwrap_or_else(Uuid::now_v7),
             process_type: key.process_type.clone(),
@@ -170,6 +171,9 @@ impl<'a> Instances<'a> {
         decision.state().clone_into(&mut instance.state);
         if let Some(data) = &decision.data {
             instance.data.clone_from(data);
+        }
+        if status == Status::Compensating && was != Some(Status::Compensating) {
+            metrics::counter!("compensations_total", "type" => instance.process_type.clone()).increment(1);
         }
         set_deadline(&mut instance, decision);
         self.journal(&instance, from_state, decision, cause);

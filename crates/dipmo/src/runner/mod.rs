@@ -285,6 +285,10 @@ impl Runner {
             ("serde_error", report.undecodable),
             ("received", report.received),
         ];
+        if report.duplicates > 0 {
+            metrics::counter!("inbox_dedupe_hits_total", "consumer" => self.consumer.name.clone())
+                .increment(report.duplicates as u64);
+        }
         for (outcome, count) in outcomes.into_iter().filter(|(_, count)| *count > 0) {
             metrics::counter!("dipmo_inbox_messages_total",
                 "consumer" => self.consumer.name.clone(), "outcome" => outcome)

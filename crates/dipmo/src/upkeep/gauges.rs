@@ -19,10 +19,25 @@ pub(super) struct Gauges {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Labels {
-    Exception { lane: String, state: String },
-    Process { process_type: String, status: String, state: String },
-    SlotActive { slot: String },
-    SlotKept { slot: String },
+    Exception {
+        lane: String,
+        state: String,
+    },
+    Process {
+        process_type: String,
+        status: String,
+        state: String,
+    },
+    /// Sagas that are under way.
+    ActiveSagas {
+        saga: String,
+    },
+    SlotActive {
+        slot: String,
+    },
+    SlotKept {
+        slot: String,
+    },
 }
 
 impl Labels {
@@ -35,6 +50,7 @@ impl Labels {
                 let labels = [("type", process_type), ("status", status), ("state", state)];
                 gauge!("dipmo_process_instances", &labels).set(value);
             }
+            Labels::ActiveSagas { saga } => gauge!("saga_active_total", "type" => saga).set(value),
             Labels::SlotActive { slot } => gauge!("dipmo_relay_slot_active", "slot" => slot).set(value),
             Labels::SlotKept { slot } => gauge!("dipmo_relay_slot_kept_bytes", "slot" => slot).set(value),
         }
@@ -57,6 +73,9 @@ impl Gauges {
         for x in store::exceptions(db, &tx).await? {
             values.push((Labels::Exception { lane: x.lane, state: x.state }, x.count.n as f64));
         }
+        let (sagas, dead_letters) = store::sagas(db, &tx).await?;
+        gauge!("dlq_depth").set(dead_letters as f64);
+        values.extend(sagas.into_iter().map(|(saga, active)| (Labels::ActiveSagas { saga }, active as f64)));
         for p in store::processes(db, &tx).await? {
             let labels = Labels::Process { process_type: p.process_type, status: p.status, state: p.state };
             values.push((labels, p.count.n as f64));
@@ -85,6 +104,7 @@ fn show_consumer(c: &ConsumerStatus) {
     for (state, count) in states {
         gauge!("dipmo_inbox_depth", "consumer" => c.consumer.clone(), "state" => state).set(count.n as f64);
     }
+    gauge!("queue_depth", "consumer" => c.consumer.clone()).set(c.received.n as f64);
     gauge!("dipmo_parked_keys", "consumer" => c.consumer.clone()).set(c.parked_keys.n as f64);
     gauge!("dipmo_inbox_oldest_age_seconds", "consumer" => c.consumer.clone()).set(c.oldest_age_seconds.unwrap_or(0.0));
 }

@@ -1,10 +1,11 @@
 //! What decisions change about commands and about the items of batches.
 
 use deadpool_postgres::Transaction;
+use metrics::{counter, histogram};
 use uuid::Uuid;
 
 use super::columns::column;
-use super::{Db, execute};
+use super::{Db, execute, query};
 use crate::command::{BatchItemChange, CommandChange, End, Issue};
 use crate::error::Result;
 
@@ -39,7 +40,8 @@ set status = e.status, completed_at = coalesce($6, now()), lease_until = null, r
     error_code = coalesce(e.error_code, c.error_code), last_error = coalesce(e.last_error, c.last_error)
 from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
     as e (id, status, result, error_code, last_error)
-where c.id = e.id";
+where c.id = e.id
+returning c.step, extract(epoch from c.completed_at - c.requested_at)::float8 * 1000";
 
 const PARK: &str = "
 -- command.park
@@ -109,6 +111,7 @@ async fn issue(db: &Db, tx: &Transaction<'_>, issues: &[&Issue]) -> Result<()> {
     // Only what was sent before can be among the dead letters.
     let again: Vec<Uuid> = issues.iter().filter(|c| c.attempt > 1).map(|c| c.id).collect();
     if !again.is_empty() {
+        counter!("saga_retries_total").increment(again.len() as u64);
         execute(db, tx, UNPARK, &[&again]).await?;
     }
     Ok(())
@@ -127,7 +130,7 @@ async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
         return Ok(());
     }
     let now = db.clock().for_statement();
-    execute(
+    let ended = query(
         db,
         tx,
         END,
@@ -141,6 +144,10 @@ async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
         ],
     )
     .await?;
+    // Before the commit, so that a rare rollback counts too.
+    for row in &ended {
+        histogram!("saga_step_latency_ms", "step" => row.get::<_, String>(0)).record(row.get::<_, f64>(1));
+    }
     let (parked, closed): (Vec<&End>, Vec<&End>) = ends.iter().copied().partition(|end| end.park);
     let (parked, closed) = (column(&parked, |end| end.id), column(&closed, |end| end.id));
     if !closed.is_empty() {

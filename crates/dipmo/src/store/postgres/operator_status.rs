@@ -64,6 +64,16 @@ pub struct ProcessStatus {
 }
 
 // One subquery a state, with the state as a literal, so that each uses its own partial index.
+const ACTIVE_SAGAS: &str = "
+-- operator.active_sagas
+select d.name, (select count(*) from dipmo.process p
+                where p.type = d.name and p.status in ('NEW', 'RUNNING', 'COMPENSATING', 'PAUSED'))
+from dipmo.saga_definition d where d.current";
+
+const DEAD_LETTERS: &str = "
+-- operator.dead_letters_count
+select count(*) from dipmo.command_dlq";
+
 const CONSUMERS: &str = "
 -- operator.status_consumers
 select c.name,
@@ -210,6 +220,13 @@ pub(crate) async fn nodes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<NodeStatu
         heartbeat_age_seconds: r.get(3),
     };
     Ok(rows.iter().map(row).collect())
+}
+
+/// How many sagas of each definition are under way, and how many commands were given up.
+pub(crate) async fn sagas(db: &Db, tx: &Transaction<'_>) -> Result<(Vec<(String, i64)>, i64)> {
+    let active = query(db, tx, ACTIVE_SAGAS, &[]).await?.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let dead_letters = query(db, tx, DEAD_LETTERS, &[]).await?[0].get(0);
+    Ok((active, dead_letters))
 }
 
 pub(crate) async fn processes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<ProcessStatus>> {
