@@ -203,12 +203,13 @@ impl Platform {
     }
 
     /// What runs in a context: one worker for all its commands.
-    pub fn context_consumer(&self, context: Context, db: &Db, outside: &Outside) -> Consumer {
+    pub fn context_consumer(&self, context: Context, outside: &Outside) -> Result<Consumer> {
         let (domain, site) = (self.domain(context), &self.contexts[&context]);
         let handlers = match context {
             Context::Accounts => accounts::handlers(&domain),
             Context::Limits => limits::handlers(&domain),
-            Context::Fx => fx::handlers(&domain, db, &outside.bank),
+            // Connections of its own: those of the worker may all be busy with calls that wait for this one.
+            Context::Fx => fx::handlers(&domain, &self.db(site, "fx ledger")?, &outside.bank),
             Context::Payments => payments::handlers(&domain, outside.rail.clone(), site.transport.prefix()),
         };
         let queues: Vec<String> = context.commands().iter().map(|command| context.queue(command)).collect();
@@ -222,7 +223,7 @@ impl Platform {
         // A command that cannot be handled is answered by the timeout of its step, and what undoes it must
         // not wait behind it.
         consumer.on_dead = DeadPolicy::Skip;
-        consumer
+        Ok(consumer)
     }
 
     /// The processes of the platform. In a shared database the core's sends for all of them.
@@ -241,7 +242,7 @@ impl Platform {
             let worker_only = Roles { ingress: false, worker: true, relay: false, upkeep: false };
             let roles = if self.is_shared(context) { worker_only } else { Roles::default() };
             let db = self.db(&self.contexts[&context], context.name())?;
-            let consumer = self.context_consumer(context, &db, outside);
+            let consumer = self.context_consumer(context, outside)?;
             nodes.push(Node::new(db, options(context.name(), roles)).consumer(consumer));
         }
         Ok(nodes)

@@ -86,7 +86,7 @@ struct CancelFxContract {
     payment_id: String,
 }
 
-/// The handlers of the context, by command. `db` is the context's own database.
+/// The handlers of the context, by command. `db` has connections that nothing else uses.
 pub fn handlers(domain: &Domain, db: &Db, bank: &Arc<BankClient>) -> Vec<(&'static str, Arc<dyn CommandHandler>)> {
     let desk = || FxDesk { domain: domain.clone(), db: db.clone(), bank: bank.clone() };
     vec![("BookFxContract", Arc::new(Booking(desk()))), ("CancelFxContract", Arc::new(Cancelling(desk())))]

@@ -57,7 +57,7 @@ impl World {
         }
         for context in Context::ALL {
             let db = platform.db(&platform.contexts[&context], context.name()).unwrap();
-            workers.push(worker(&db, platform.context_consumer(context, &db, &outside)).await);
+            workers.push(worker(&db, platform.context_consumer(context, &outside).unwrap()).await);
         }
         let relay = Relay::new(core.clone(), RelayOptions::new("test")).unwrap();
         let (watcher, clock) = (BatchWatcher::new(core.clone()), platform.clock.clone());
