@@ -160,7 +160,8 @@ create table dipmo.process (
         ('NEW', 'RUNNING', 'SUCCEEDED', 'FAILED', 'COMPENSATING', 'COMPENSATED', 'PAUSED')),
     constraint process_version_positive check (version > 0),
     constraint process_key_fits check (octet_length(type) + octet_length(tenant) + octet_length(business_key) <= 2000)
-) with (fillfactor = 70);
+-- Room for the next versions of a row on its own page: a process is updated with every step.
+) with (fillfactor = 50);
 create index process_open on dipmo.process (type, id)
     where status in ('NEW', 'RUNNING', 'COMPENSATING', 'PAUSED');
 
@@ -446,10 +447,13 @@ create function dipmo.outbox_append(
     key text default null, correlation_id text default null, causation_id text default null,
     traceparent text default null, headers jsonb default null, occurred_at timestamptz default null,
     message_id uuid default null) returns bigint
-    language sql security definer set search_path = pg_catalog, pg_temp as
-$$ select dipmo.outbox_append_bytes(destination, aggregate_type, aggregate_id, event_type,
-       convert_to(payload, 'UTF8'), aggregate_version, event_version, tenant, key, correlation_id,
-       causation_id, traceparent, headers, occurred_at, message_id) $$;
+    -- plpgsql, which keeps the plan of its one expression; an SQL function would be planned at every call.
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as
+$$ begin
+    return dipmo.outbox_append_bytes(destination, aggregate_type, aggregate_id, event_type,
+        convert_to(payload, 'UTF8'), aggregate_version, event_version, tenant, key, correlation_id,
+        causation_id, traceparent, headers, occurred_at, message_id);
+end $$;
 
 -- ---------------------------------------------------------------- partitions
 

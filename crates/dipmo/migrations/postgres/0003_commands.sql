@@ -26,7 +26,7 @@ create table dipmo.command (
     constraint command_status_known check (status in ('PENDING', 'RUNNING', 'SUCCEEDED', 'FAILED', 'TIMED_OUT')),
     constraint command_ended_has_time
         check ((status in ('SUCCEEDED', 'FAILED', 'TIMED_OUT')) = (completed_at is not null))
-) with (fillfactor = 70);
+) with (fillfactor = 50);
 create index command_process on dipmo.command (process_id);
 -- Those from outside: their list, newest first, and the one of a key.
 create index command_start on dipmo.command (id) where process_id = id;

@@ -46,7 +46,8 @@ impl Lane {
         match self.options.local {
             None => {
                 let found: Found<IdRow> = self.read(view, self.options.batch_rows, false).await?;
-                self.store(view, found, &HashSet::new()).await
+                let subscriptions = self.subscriptions_for(&found).await?;
+                self.store(view, found, &subscriptions, &HashSet::new()).await
             }
             Some(_) => self.handle_or_store(view).await,
         }
@@ -56,25 +57,29 @@ impl Lane {
     async fn handle_or_store(&mut self, view: &View) -> Result<LaneStep> {
         let found: Found<OutRow> = self.read(view, self.local_reads.rows(), false).await?;
         self.local_reads.adapt(&found.fresh, self.shards.len(), self.options.batch_rows);
-        let handled = if found.late.is_empty() && found.fresh.is_empty() {
-            HashSet::new()
-        } else {
-            self.handle_local(&found).await?
-        };
-        self.store(view, found.map(IdRow::of), &handled).await
+        let subscriptions = self.subscriptions_for(&found).await?;
+        let handled = self.handle_local(&found, &subscriptions).await?;
+        self.store(view, found.map(IdRow::of), &subscriptions, &handled).await
+    }
+
+    /// Read anew for every batch: who registers gets everything from then on.
+    async fn subscriptions_for<R>(&self, found: &Found<R>) -> Result<Subscriptions> {
+        match found.late.is_empty() && found.fresh.is_empty() {
+            true => Ok(Subscriptions::default()),
+            false => self.link.read_subscriptions().await,
+        }
     }
 
     /// Returns the consumers that have got theirs.
-    async fn handle_local(&self, found: &Found<OutRow>) -> Result<HashSet<i32>> {
+    async fn handle_local(&self, found: &Found<OutRow>, subscriptions: &Subscriptions) -> Result<HashSet<i32>> {
         let Some(local) = &self.options.local else { return Ok(HashSet::new()) };
         let stalled = |shard: &i16| self.shards.get(shard).is_none_or(|own| own.stalled() >= STALLED);
         let rows: Vec<&OutRow> = found.late.iter().chain(&found.fresh).collect();
         let shards: HashSet<i16> = rows.iter().map(|row| row.place().0).collect();
-        if shards.iter().any(stalled) || !self.still_leased() {
+        if rows.is_empty() || shards.iter().any(stalled) || !self.still_leased() {
             return Ok(HashSet::new());
         }
-        let subscriptions = self.link.read_subscriptions().await?;
-        let mut by_consumer = messages(&subscriptions, &rows, |consumer| local.takes(&consumer.name));
+        let mut by_consumer = messages(subscriptions, &rows, |consumer| local.takes(&consumer.name));
         // What waits in the table must not be overtaken.
         let free = self.link.without_backlog(&by_consumer.keys().copied().collect::<Vec<i32>>()).await?;
         by_consumer.retain(|id, _| free.contains(id));
@@ -98,7 +103,13 @@ impl Lane {
     }
 
     /// Moves the cursors, and stores what the other consumers are to get.
-    async fn store(&mut self, view: &View, found: Found<IdRow>, handled: &HashSet<i32>) -> Result<LaneStep> {
+    async fn store(
+        &mut self,
+        view: &View,
+        found: Found<IdRow>,
+        subscriptions: &Subscriptions,
+        handled: &HashSet<i32>,
+    ) -> Result<LaneStep> {
         let sent = found.late.len() + found.fresh.len();
         // What was handled here has sent something on, as a rule.
         let step = LaneStep { sent, more: found.more || !handled.is_empty(), ..LaneStep::default() };
@@ -106,15 +117,18 @@ impl Lane {
         if sent == 0 {
             return Ok(step);
         }
-        let subscriptions = self.link.read_subscriptions().await?;
         let mut rows: Vec<IdRow> = found.late.into_iter().chain(found.fresh).collect();
+        counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
+        if subscriptions.deliveries(&rows, handled).is_empty() {
+            self.settle(&logs, &[]).await?;
+            return Ok(step);
+        }
         self.link.begin().await?;
         // First the fence: from here on nobody can take these shards until the hand-over has committed.
         let moved = self.settle(&logs, &[]).await?;
         rows.retain(|row| moved.contains(&row.shard));
         let handed = self.link.hand_over(&subscriptions.deliveries(&rows, handled)).await?;
         self.link.commit().await?;
-        counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
         if handed > 0 {
             self.options.inbox_wake.fire();
         }

@@ -7,18 +7,22 @@ use std::time::{Duration, Instant};
 
 /// Polls are counted over this time.
 const WINDOW: Duration = Duration::from_millis(100);
-/// This many polls of a window that found something new mean load: notifying would cost more.
+/// This many polls of a window that found something new, or this many ids, mean load: notifying would
+/// cost more.
 const BUSY_POLLS: u32 = 30;
+const BUSY_IDS: u64 = 100;
 /// Fewer than this in each of [`CALM_WINDOWS`] windows mean that polling costs more.
 const CALM_POLLS: u32 = 15;
+const CALM_IDS: u64 = 40;
 const CALM_WINDOWS: u32 = 5;
 
 #[derive(Debug)]
 pub(crate) struct Pace {
     busy: bool,
     window: Instant,
-    /// Polls in the window that found the last id moved.
+    /// Polls in the window that found the last id moved, and by how much in all.
     moved: u32,
+    ids: u64,
     calm: u32,
 }
 
@@ -33,28 +37,31 @@ pub(crate) enum Woken {
 
 impl Pace {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { busy: false, window: now, moved: 0, calm: 0 }
+        Self { busy: false, window: now, moved: 0, ids: 0, calm: 0 }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Notes a poll. Returns true when the mode changed and the writers should be told.
-    pub(crate) fn polled(&mut self, moved: bool, woken: Woken, now: Instant) -> bool {
-        let was = self.busy;
+    /// Notes a poll that found this many new ids. Returns true when the mode changed and the writers
+    /// should be told.
+    pub(crate) fn polled(&mut self, ids: u64, woken: Woken, now: Instant) -> bool {
+        let (was, moved) = (self.busy, ids > 0);
         self.moved += u32::from(moved);
+        self.ids += ids;
         // New rows that nobody announced: another relay has told the writers to be silent.
-        if self.moved >= BUSY_POLLS || (moved && woken == Woken::Fallback) {
+        if self.moved >= BUSY_POLLS || self.ids >= BUSY_IDS || (moved && woken == Woken::Fallback) {
             self.busy = true;
             self.calm = 0;
         }
         if now.duration_since(self.window) >= WINDOW {
-            self.calm = if self.moved < CALM_POLLS { self.calm + 1 } else { 0 };
+            let calm = self.moved < CALM_POLLS && self.ids < CALM_IDS;
+            self.calm = if calm { self.calm + 1 } else { 0 };
             if self.calm >= CALM_WINDOWS {
                 self.busy = false;
             }
-            self.moved = 0;
+            (self.moved, self.ids) = (0, 0);
             self.window = now;
         }
         self.busy != was
@@ -72,19 +79,26 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 0..200 {
-            assert!(!pace.polled(true, Woken::Signal, start + MS * 5 * n), "200 a second are a trickle");
+            assert!(!pace.polled(1, Woken::Signal, start + MS * 5 * n), "200 a second are a trickle");
         }
         let later = start + MS * 1_000;
-        let changed = (0..100).filter(|n| pace.polled(true, Woken::Signal, later + MS * *n)).count();
+        let changed = (0..100).filter(|n| pace.polled(1, Woken::Signal, later + MS * *n)).count();
         assert!(pace.is_busy() && changed == 1);
+    }
+
+    #[test]
+    fn many_ids_in_few_polls_are_load_too() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        assert!(pace.polled(150, Woken::Signal, start), "each insert would notify");
     }
 
     #[test]
     fn it_calms_down_only_after_a_while() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
-        assert!(pace.polled(true, Woken::Fallback, start), "rows that nobody announced");
-        let calm = (1..).find(|n| pace.polled(false, Woken::Signal, start + MS * 2 * *n)).unwrap_or_default();
+        assert!(pace.polled(1, Woken::Fallback, start), "rows that nobody announced");
+        let calm = (1..).find(|n| pace.polled(0, Woken::Signal, start + MS * 2 * *n)).unwrap_or_default();
         assert!(calm * 2 >= 500 && calm * 2 <= 520, "{calm}");
         assert!(!pace.is_busy());
     }

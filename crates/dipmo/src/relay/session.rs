@@ -97,8 +97,8 @@ impl Session {
     }
 
     /// Tends the leases when due, reads the horizon, and sets every idle lane to work on it. Returns
-    /// whether the last id had moved.
-    pub(super) async fn turn(&mut self, step: &mut RelayStep) -> Result<bool> {
+    /// by how much the last id had moved.
+    pub(super) async fn turn(&mut self, step: &mut RelayStep) -> Result<u64> {
         self.read_accounts().await?;
         let every = self.options.tend_every.unwrap_or(self.options.lease / 3);
         let every = if self.hungry { every.min(TEND_HUNGRY) } else { every };
@@ -107,7 +107,7 @@ impl Session {
         }
         self.give_back().await?;
         step.shards = self.leases.len();
-        let Some((view, moved)) = self.poll().await? else { return Ok(false) };
+        let Some((view, moved)) = self.poll().await? else { return Ok(0) };
         let view = Arc::new(view);
         for mut lane in std::mem::take(&mut self.idle) {
             let turn = self.turn_for(lane.name(), &view).await?;
@@ -201,7 +201,7 @@ impl Session {
     }
 
     /// One reading of the horizon, in the order that makes it right. `None` while no shard is owned.
-    async fn poll(&mut self) -> Result<Option<(View, bool)>> {
+    async fn poll(&mut self) -> Result<Option<(View, u64)>> {
         counter!("dipmo_relay_polls_total").increment(1);
         if let Some(floor) = self.leases.floor() {
             // A shard that stands lower than anything this horizon has looked at: begin again from there.
@@ -227,7 +227,7 @@ impl Session {
         }
         let view = horizon.view();
         self.name_stallers().await?;
-        Ok(Some((view, last > marked)))
+        Ok(Some((view, u64::try_from(last - marked).unwrap_or(0))))
     }
 
     /// Says who holds up the horizon, once each, so that somebody can end it.

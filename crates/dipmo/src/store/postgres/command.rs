@@ -1,5 +1,7 @@
 //! What decisions change about commands and about the items of batches.
 
+use std::collections::HashSet;
+
 use deadpool_postgres::Transaction;
 use metrics::{counter, histogram};
 use uuid::Uuid;
@@ -13,13 +15,13 @@ const ISSUE: &str = "
 -- command.issue
 insert into dipmo.command (id, name, tenant, business_key, status, process_id, step, destination,
     idempotency_key, attempts, lease_until, requested_at)
-select c.id, c.name, c.tenant, c.business_key, 'PENDING', c.process_id, c.step, c.destination,
+select c.id, c.name, c.tenant, c.business_key, c.status, c.process_id, c.step, c.destination,
     c.idempotency_key, c.attempts, coalesce($11, now()) + c.lease_ms * interval '1 millisecond', coalesce($11, now())
 from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::text[], $7::text[], $8::text[],
-            $9::integer[], $10::bigint[])
-    as c (id, name, tenant, business_key, process_id, step, destination, idempotency_key, attempts, lease_ms)
+            $9::integer[], $10::bigint[], $12::text[])
+    as c (id, name, tenant, business_key, process_id, step, destination, idempotency_key, attempts, lease_ms, status)
 on conflict (id) do update
-    set status = 'PENDING', attempts = excluded.attempts, lease_until = excluded.lease_until,
+    set status = excluded.status, attempts = excluded.attempts, lease_until = excluded.lease_until,
         step = excluded.step, destination = excluded.destination, completed_at = null";
 
 const UNPARK: &str = "
@@ -35,11 +37,16 @@ where c.id = r.id and c.status in ('PENDING', 'RUNNING')";
 
 const END: &str = "
 -- command.end
+with ended as (
+    select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $7::boolean[])
+        as e (id, status, result, error_code, last_error, park)
+), unparked as (
+    delete from dipmo.command_dlq d using ended e where d.command_id = e.id and not e.park
+)
 update dipmo.command c
 set status = e.status, completed_at = coalesce($6, now()), lease_until = null, result = e.result::json,
     error_code = coalesce(e.error_code, c.error_code), last_error = coalesce(e.last_error, c.last_error)
-from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
-    as e (id, status, result, error_code, last_error)
+from ended e
 where c.id = e.id
 returning c.step, extract(epoch from c.completed_at - c.requested_at)::float8 * 1000";
 
@@ -70,9 +77,21 @@ pub(super) async fn write(db: &Db, tx: &Transaction<'_>, changes: &[CommandChang
             CommandChange::End(end) => ends.push(end),
         }
     }
-    issue(db, tx, &last_of_each(issues, |issue| issue.id)).await?;
-    run(db, tx, &last_of_each(runs, |(id, _)| *id)).await?;
-    end(db, tx, &last_of_each(ends, |end| end.id)).await
+    let issues = last_of_each(issues, |issue| issue.id);
+    let ends = last_of_each(ends, |end| end.id);
+    // What is issued and taken up at once is written once, as running.
+    let (begun, runs): (Vec<_>, Vec<_>) = last_of_each(runs, |(id, _)| *id)
+        .into_iter()
+        .partition(|(id, lease)| lease.is_none() && issues.iter().any(|issue| issue.id == *id));
+    let begun: HashSet<Uuid> = begun.into_iter().map(|(id, _)| id).collect();
+    let again = ends.iter().any(|end| issues.iter().any(|issue| issue.id == end.id));
+    if again || !runs.is_empty() {
+        issue(db, tx, &issues, &begun).await?;
+        run(db, tx, &runs).await?;
+        return end(db, tx, &ends).await;
+    }
+    let (issued, ended) = tokio::join!(issue(db, tx, &issues, &begun), end(db, tx, &ends));
+    issued.and(ended)
 }
 
 /// One change a command, so that a set statement touches each row once; ordered, so that two nodes wait
@@ -84,7 +103,7 @@ fn last_of_each<T>(mut changes: Vec<T>, id: impl Fn(&T) -> Uuid) -> Vec<T> {
     changes
 }
 
-async fn issue(db: &Db, tx: &Transaction<'_>, issues: &[&Issue]) -> Result<()> {
+async fn issue(db: &Db, tx: &Transaction<'_>, issues: &[&Issue], begun: &HashSet<Uuid>) -> Result<()> {
     if issues.is_empty() {
         return Ok(());
     }
@@ -105,6 +124,7 @@ async fn issue(db: &Db, tx: &Transaction<'_>, issues: &[&Issue]) -> Result<()> {
             &column(issues, |c| c.attempt as i32),
             &column(issues, |c| c.lease.map(|lease| lease.as_millis() as i64)),
             &db.clock().for_statement(),
+            &column(issues, |c| if begun.contains(&c.id) { "RUNNING" } else { "PENDING" }),
         ],
     )
     .await?;
@@ -141,6 +161,7 @@ async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
             &column(ends, |e| e.error.as_ref().map(|error| error.code.as_str())),
             &column(ends, |e| e.error.as_ref().map(|error| error.message.as_str())),
             &now,
+            &column(ends, |e| e.park),
         ],
     )
     .await?;
@@ -148,11 +169,7 @@ async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
     for row in &ended {
         histogram!("saga_step_latency_ms", "step" => row.get::<_, String>(0)).record(row.get::<_, f64>(1));
     }
-    let (parked, closed): (Vec<&End>, Vec<&End>) = ends.iter().copied().partition(|end| end.park);
-    let (parked, closed) = (column(&parked, |end| end.id), column(&closed, |end| end.id));
-    if !closed.is_empty() {
-        execute(db, tx, UNPARK, &[&closed]).await?;
-    }
+    let parked: Vec<Uuid> = ends.iter().filter(|end| end.park).map(|end| end.id).collect();
     if !parked.is_empty() {
         execute(db, tx, PARK, &[&parked, &now]).await?;
     }

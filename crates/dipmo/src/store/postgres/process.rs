@@ -8,10 +8,10 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::columns::column;
-use super::settle::Stop;
+use super::settle::{Stop, first_failure};
 use super::{Db, command, execute, look_up, query};
 use crate::error::Result;
-use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settled, Settlement};
+use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settled, Settlement, TimerWrite};
 use crate::process::{Instance, Status, TimerDue};
 use crate::store::InstanceKey;
 
@@ -130,14 +130,22 @@ fn instance(row: &Row) -> Instance {
 }
 
 pub(super) async fn write(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
-    advance(db, tx, &s.processes).await?;
-    create(db, tx, &s.processes).await?;
-    journal(db, tx, &s.journal).await?;
-    fire(db, tx, s).await?;
-    set_timers(db, consumer_id, tx, s).await?;
-    command::write(db, tx, &s.commands).await?;
-    command::write_batch_items(db, tx, &s.batch_items).await?;
-    Ok(())
+    let timers = async {
+        // A timer that fired may be set anew by the same batch.
+        fire(db, tx, s).await?;
+        set_timers(db, consumer_id, tx, s).await.map_err(Stop::from)
+    };
+    let (advanced, created, journaled, timed, commanded, counted) = tokio::join!(
+        advance(db, tx, &s.processes),
+        create(db, tx, &s.processes),
+        journal(db, tx, &s.journal),
+        timers,
+        command::write(db, tx, &s.commands),
+        command::write_batch_items(db, tx, &s.batch_items),
+    );
+    let others = [journaled, commanded, counted].map(|part| part.map_err(Stop::from));
+    let [journaled, commanded, counted] = others;
+    first_failure([advanced, created, journaled, timed, commanded, counted])
 }
 
 async fn create(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
@@ -241,19 +249,28 @@ async fn fire(db: &Db, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop>
 
 async fn set_timers(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
     let (set, cancelled): (Vec<_>, Vec<_>) = s.timers.iter().partition(|t| t.due.is_some());
-    if !cancelled.is_empty() {
-        let ids = column(&cancelled, |t| t.process_id);
-        let names = column(&cancelled, |t| t.name.as_str());
-        execute(db, tx, FIRE, &[&ids, &names]).await?;
+    // Of several changes to one timer the last counts, so these are different timers.
+    let (cancelled, set) = tokio::join!(cancel(db, tx, &cancelled), set_due(db, consumer_id, tx, &set));
+    cancelled.and(set)
+}
+
+async fn cancel(db: &Db, tx: &Transaction<'_>, cancelled: &[&TimerWrite]) -> Result<()> {
+    if cancelled.is_empty() {
+        return Ok(());
     }
+    let (ids, names) = (column(cancelled, |t| t.process_id), column(cancelled, |t| t.name.as_str()));
+    execute(db, tx, FIRE, &[&ids, &names]).await.map(drop)
+}
+
+async fn set_due(db: &Db, consumer_id: i32, tx: &Transaction<'_>, set: &[&TimerWrite]) -> Result<()> {
     if set.is_empty() {
         return Ok(());
     }
-    let at: Vec<Option<OffsetDateTime>> = column(&set, |t| match t.due {
+    let at: Vec<Option<OffsetDateTime>> = column(set, |t| match t.due {
         Some(TimerDue::At(at)) => Some(at),
         _ => None,
     });
-    let after: Vec<Option<i64>> = column(&set, |t| match t.due {
+    let after: Vec<Option<i64>> = column(set, |t| match t.due {
         Some(TimerDue::After(delay)) => Some(delay.as_millis() as i64),
         _ => None,
     });
@@ -263,9 +280,9 @@ async fn set_timers(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &Settlem
         SET_TIMERS,
         &[
             &consumer_id,
-            &column(&set, |t| t.process_id),
-            &column(&set, |t| t.name.as_str()),
-            &column(&set, |t| t.key.as_str()),
+            &column(set, |t| t.process_id),
+            &column(set, |t| t.name.as_str()),
+            &column(set, |t| t.key.as_str()),
             &at,
             &after,
             &db.clock().for_statement(),

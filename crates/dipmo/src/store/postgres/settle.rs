@@ -54,7 +54,7 @@ const ARRIVE: &str = "
 insert into dipmo.inbox (consumer_id, id, source, message_id, topic, partition_no, offset_no, key,
     key_bytes, tenant, aggregate_id, aggregate_version, event_type, event_version, correlation_id,
     causation_id, traceparent, headers, payload, event_time, outcome, reason, received_at)
-select $1, a.id, a.source, a.message_id, a.topic, a.partition_no, a.offset_no, a.key,
+select $1, coalesce(a.id, nextval('dipmo.inbox_seq')), a.source, a.message_id, a.topic, a.partition_no, a.offset_no, a.key,
     a.key_bytes, a.tenant, a.aggregate_id, a.aggregate_version, a.event_type, a.event_version, a.correlation_id,
     a.causation_id, a.traceparent, a.headers::jsonb, a.payload, a.event_time, a.outcome, a.reason,
     coalesce($23, now())
@@ -150,6 +150,9 @@ where k.consumer_id = $1 and k.key = any($2) and k.state = 'WAITING'
               where w.consumer_id = $1 and w.key = k.key and w.state = 'PARKED'
                 and w.aggregate_version = k.awaits_version)";
 
+/// SQLSTATE of a statement in a transaction that has failed.
+const ABORTED: &str = "25P02";
+
 /// What makes a transaction roll back instead of commit.
 pub(super) enum Stop {
     Retry(Settled),
@@ -184,47 +187,80 @@ pub(super) async fn rolled_back<T>(tx: Transaction<'_>, outcome: T) -> Result<T>
 
 /// Everything that must hold before user code may run in the transaction.
 pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
-    check_fence(inbox.db(), tx, &s.fence).await?;
-    let duplicates = dedupe(inbox.db(), tx, &s.arrivals).await?;
+    let (fence, duplicates, parked) = tokio::join!(
+        check_fence(inbox.db(), tx, &s.fence),
+        dedupe(inbox.db(), tx, &s.arrivals),
+        lock_parked(inbox, tx, &s.still_parked),
+    );
+    fence?;
+    let duplicates = duplicates?;
     if !duplicates.is_empty() {
         return Err(Stop::Retry(Settled::Duplicates(duplicates)));
     }
-    if !s.still_parked.is_empty() {
-        let keys = column(&s.still_parked, |(key, _)| key.as_str());
-        let rows = query(inbox.db(), tx, LOCK_PARKED, &[&inbox.consumer_id(), &keys]).await?;
-        let found: HashSet<(String, Option<i64>)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        // Freed meanwhile, or waiting for a version that may be the one about to be put behind it.
-        if !s.still_parked.iter().all(|parked| found.contains(parked)) {
-            return Err(Stop::Retry(Settled::Conflict));
-        }
-    }
-    Ok(())
+    // Freed meanwhile, or waiting for a version that may be the one about to be put behind it.
+    if parked? { Ok(()) } else { Err(Stop::Retry(Settled::Conflict)) }
 }
 
-/// Everything that the settlement leaves behind. The outbox comes last: its ids are then in the order
-/// in which transactions got hold of their process or key, and are held open for the shortest time.
+/// True if all of them still wait as they did.
+async fn lock_parked(inbox: &PgInbox, tx: &Transaction<'_>, keys: &[(String, Option<i64>)]) -> Result<bool> {
+    if keys.is_empty() {
+        return Ok(true);
+    }
+    let names = column(keys, |(key, _)| key.as_str());
+    let rows = query(inbox.db(), tx, LOCK_PARKED, &[&inbox.consumer_id(), &names]).await?;
+    let found: HashSet<(String, Option<i64>)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    Ok(keys.iter().all(|parked| found.contains(parked)))
+}
+
+/// Everything that the settlement leaves behind, sent without waiting for each answer: parts that are
+/// polled together touch different rows. The outbox comes last: its ids are then in the order in which
+/// transactions got hold of their process or key, and are held open for the shortest time.
 pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
     let db = inbox.db();
-    process::write(db, inbox.consumer_id(), tx, s).await?;
-    if !s.versions.is_empty() {
-        let keys = column(&s.versions, |(key, _)| key.as_str());
-        let versions = column(&s.versions, |(_, version)| *version);
-        execute(db, tx, REMEMBER_VERSIONS, &[&inbox.consumer_id(), &keys, &versions]).await?;
-    }
-    finish(db, tx, &s.stored).await?;
-    postpone(inbox, tx, &s.stored).await?;
-    if !s.released.is_empty() {
-        let keys = column(&s.released, |(key, _)| key.as_str());
-        let heads = column(&s.released, |(_, head)| *head);
-        execute(db, tx, RELEASE, &[&inbox.consumer_id(), &keys, &heads]).await?;
-    }
-    arrive(inbox, tx, &s.arrivals).await?;
-    find_awaited(inbox, tx, s).await?;
+    let messages = async {
+        finish(db, tx, &s.stored).await?;
+        postpone(inbox, tx, &s.stored).await?;
+        release(inbox, tx, &s.released).await?;
+        arrive(inbox, tx, &s.arrivals).await?;
+        find_awaited(inbox, tx, s).await.map_err(Stop::from)
+    };
+    let (processes, versions, messages) = tokio::join!(
+        process::write(db, inbox.consumer_id(), tx, s),
+        remember_versions(inbox, tx, &s.versions),
+        messages,
+    );
+    first_failure([processes, versions.map_err(Stop::from), messages])?;
     let taken = outbox::append(db, tx, &s.outbox).await?;
     if !taken.is_empty() {
         return Err(Stop::Retry(Settled::VersionsTaken(taken)));
     }
     Ok(())
+}
+
+/// The reason, rather than the refusal of what came behind it in a transaction that was lost already.
+pub(super) fn first_failure<const N: usize>(parts: [Result<(), Stop>; N]) -> Result<(), Stop> {
+    let mut failures: Vec<Stop> = parts.into_iter().filter_map(Result::err).collect();
+    let echo = |stop: &Stop| matches!(stop, Stop::Failed(error) if error.to_string().contains(ABORTED));
+    match failures.iter().position(|stop| !echo(stop)) {
+        Some(reason) => Err(failures.swap_remove(reason)),
+        None => failures.pop().map_or(Ok(()), Err),
+    }
+}
+
+async fn remember_versions(inbox: &PgInbox, tx: &Transaction<'_>, versions: &[(String, i64)]) -> Result<()> {
+    if versions.is_empty() {
+        return Ok(());
+    }
+    let (keys, versions) = (column(versions, |(key, _)| key.as_str()), column(versions, |(_, version)| *version));
+    execute(inbox.db(), tx, REMEMBER_VERSIONS, &[&inbox.consumer_id(), &keys, &versions]).await.map(drop)
+}
+
+async fn release(inbox: &PgInbox, tx: &Transaction<'_>, released: &[(String, Option<i64>)]) -> Result<()> {
+    if released.is_empty() {
+        return Ok(());
+    }
+    let (keys, heads) = (column(released, |(key, _)| key.as_str()), column(released, |(_, head)| *head));
+    execute(inbox.db(), tx, RELEASE, &[&inbox.consumer_id(), &keys, &heads]).await.map(drop)
 }
 
 pub(super) async fn check_fence(db: &Db, tx: &Transaction<'_>, fence: &Fence) -> Result<()> {
@@ -266,8 +302,14 @@ async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> 
     if arrivals.is_empty() {
         return Ok(());
     }
-    let rows = query(inbox.db(), tx, NEXT_IDS, &[&(arrivals.len() as i32)]).await?;
-    let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    // Only open work has to be told its id.
+    let ids: Vec<Option<i64>> = match arrivals.iter().all(|a| a.disposition.state().is_closed()) {
+        true => vec![None; arrivals.len()],
+        false => {
+            let rows = query(inbox.db(), tx, NEXT_IDS, &[&(arrivals.len() as i32)]).await?;
+            rows.iter().map(|row| row.get(0)).collect()
+        }
+    };
     let headers = column(arrivals, |a| {
         a.message.headers.as_ref().map(|h| serde_json::to_string(h).expect("a JSON map has text keys"))
     });
@@ -306,9 +348,9 @@ async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> 
 }
 
 /// What did not end on arrival is open work; some of it parks its key.
-async fn open(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival], ids: &[i64]) -> Result<()> {
-    let open: Vec<(&Arrival, i64)> =
-        arrivals.iter().zip(ids.iter().copied()).filter(|(a, _)| !a.disposition.state().is_closed()).collect();
+async fn open(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival], ids: &[Option<i64>]) -> Result<()> {
+    let known = arrivals.iter().zip(ids).filter_map(|(arrival, id)| Some((arrival, (*id)?)));
+    let open: Vec<(&Arrival, i64)> = known.filter(|(a, _)| !a.disposition.state().is_closed()).collect();
     if open.is_empty() {
         return Ok(());
     }
