@@ -90,14 +90,14 @@ fn servers(args: &Args) -> &'static str {
     if args.kafka { "private PostgreSQL and Kafka servers" } else { "a private PostgreSQL server" }
 }
 
-fn cargo(verb: &str, package: &str, args: &[&str]) -> Result<()> {
+pub(crate) fn cargo(verb: &str, package: &str, args: &[&str]) -> Result<()> {
     let status = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()))
         .args([verb, "--quiet", "--package", package])
         .args(args)
         .status()
         .context("starting cargo")?;
     if !status.success() {
-        bail!("the demo did not end well ({status})");
+        bail!("it did not end well ({status})");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod services;
+mod soak;
 mod test;
 
 use std::process::ExitCode;
@@ -22,6 +23,8 @@ enum Chore {
     Demo(demo::Args),
     /// Measure dipmo beside the raw limits of its servers: ingest or relay, in a release build
     Bench(bench::Args),
+    /// Run payments at a steady rate, watch latency and backlog, and check the books at the end
+    Soak(soak::Args),
     /// Check format, lints, tests and docs against private PostgreSQL, Kafka and AMQP servers
     Test(test::Args),
     /// Run private PostgreSQL, Kafka and AMQP servers until Ctrl-C or the end of stdin
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Demo(args) => demo::run(&args),
         Chore::Bench(args) => bench::run(&args),
+        Chore::Soak(args) => soak::run(&args),
         Chore::Test(args) => test::run(&args),
         Chore::Services => services::run(),
     };

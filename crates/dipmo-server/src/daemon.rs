@@ -138,6 +138,7 @@ fn options(
         amqp: config.amqp.as_ref().map(AmqpConfig::options).transpose().map_err(misconfigured)?,
         relay: config.relay.options(node),
         upkeep: config.upkeep(),
+        batch_events: config.sagas.batch_events().map_err(misconfigured)?,
         trace,
         ..NodeOptions::new(node)
     })
@@ -157,6 +158,7 @@ async fn start(
     if !definitions.is_empty() {
         definitions.register(db, orchestrator).await?;
         running = running.consumer(definitions::consumer(config, Arc::clone(orchestrator)));
+        running = running.consumer(definitions::batches(config)?);
         tokio::spawn(definitions::follow(db.clone(), Arc::clone(orchestrator), shutdown.clone()));
     }
     let loops = running.start(shutdown.clone()).await?;

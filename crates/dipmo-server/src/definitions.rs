@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dipmo::batch::{BATCH_QUEUE, BatchStarter};
 use dipmo::consumer::{Consumer, Handler};
 use dipmo::saga::{self, Compiled, Definition, Orchestrator, Registry, START_QUEUE};
 use dipmo::shutdown::Shutdown;
@@ -155,6 +156,12 @@ pub(crate) fn consumer(config: &Config, orchestrator: Arc<Orchestrator>) -> Cons
     let consumer = Consumer::new(config.sagas.consumer.clone(), Handler::Process(orchestrator));
     let consumer = consumer.from_internal_queues(&queues);
     if config.amqp.is_some() { consumer.from_amqp(&queues) } else { consumer }
+}
+
+/// The consumer that starts the sagas of batches.
+pub(crate) fn batches(config: &Config) -> dipmo::Result<Consumer> {
+    let consumer = BatchStarter::internal()?.consumer().from_internal_queues(&[BATCH_QUEUE]);
+    Ok(if config.amqp.is_some() { consumer.from_amqp(&[BATCH_QUEUE]) } else { consumer })
 }
 
 /// Decides on operators' wishes as the nodes would: it knows every version in the database.

@@ -118,3 +118,33 @@ async fn what_cannot_be_taken_back_is_asked_for_twice_and_needs_its_evidence() {
     assert!(kept.contains("ann saga.force-complete bank statement 4711"), "{kept}");
     drop(daemon);
 }
+
+#[tokio::test]
+async fn a_batch_that_is_asked_for_by_a_message_is_run_and_watched_to_its_end() {
+    let world = World::new().await;
+    let configuration = shop(&world).await;
+    world.run_sql("update mood set refuses = false").await;
+    let daemon = Daemon::start(&world, &configuration, &[]);
+    daemon.ready().await;
+    let batch = "018f0000-0000-7000-8000-0000000000aa";
+    let items: Vec<String> =
+        (1..=20).map(|n| format!(r#"{{"id": "P-{n}", "key": "P-{n}", "payload": {{}}}}"#)).collect();
+    let envelope = format!(
+        r#"{{"messageId": "{batch}", "type": "BatchItemsRequested", "name": "Purchase", "commandId": "{batch}",
+             "correlationId": "{batch}", "occurredAt": "2026-11-16T00:00:00Z", "key": "{batch}",
+             "payload": {{"batchId": "{batch}", "type": "Purchase", "tenant": "", "scheduledFor": "2026-11-16",
+                          "items": [{}], "last": true, "total": 20}}}}"#,
+        items.join(",")
+    );
+    let append = format!(
+        "select outbox_append('INTERNAL:APP.BATCH.START.Q', 'Batch', '{batch}', 'BatchItemsRequested', '{envelope}')"
+    );
+    world.run_sql(&append).await;
+    until("the batch has begun", async || world.number("select count(*) from batch_run").await == 1).await;
+    let watched = world.dipmo(&["batch", "watch", batch]).ok().out;
+    assert!(watched.contains("20"), "{watched}");
+    let shown = world.dipmo(&["batch", "show", batch, "-o", "json"]).ok().json();
+    assert_eq!((&shown["status"], &shown["scheduled_for"]), (&"SUCCEEDED".into(), &"2026-11-16".into()));
+    assert_eq!(world.number("select count(*) from process where status = 'SUCCEEDED'").await, 20);
+    drop(daemon);
+}

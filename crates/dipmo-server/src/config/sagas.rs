@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use dipmo::Destination;
 use dipmo::saga::{Options, REPLY_QUEUE};
 use serde::Deserialize;
 
@@ -16,6 +17,8 @@ pub(crate) struct SagasConfig {
     pub(crate) consumer: String,
     /// Workers answer to this queue.
     pub(crate) reply_queue: String,
+    /// Where the end of a batch is told, such as `KAFKA:events.Orchestrations`; nowhere unless given.
+    pub(crate) batch_events: Option<String>,
     /// The transport of a `replyTo` that names only a queue.
     pub(crate) answer_transport: Transport,
 }
@@ -34,6 +37,7 @@ impl Default for SagasConfig {
             files: Vec::new(),
             consumer: "orchestrator".to_owned(),
             reply_queue: REPLY_QUEUE.to_owned(),
+            batch_events: None,
             answer_transport: Transport::Internal,
         }
     }
@@ -53,7 +57,12 @@ impl SagasConfig {
                 return Err(Problem::new(format!("sagas.{key}"), "must have 1 to 200 characters"));
             }
         }
-        Ok(())
+        self.batch_events().map(drop)
+    }
+
+    pub(crate) fn batch_events(&self) -> Result<Option<Destination>, Problem> {
+        let parsed = self.batch_events.as_deref().map(str::parse).transpose();
+        parsed.map_err(|error: dipmo::Error| Problem::new("sagas.batch_events", error.to_string()))
     }
 
     pub(crate) fn options(&self) -> Options {

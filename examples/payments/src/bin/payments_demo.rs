@@ -39,13 +39,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(cli: &Cli) -> Result<bool> {
-    // The poison payment panics by design; its message would only hide the progress.
-    std::panic::set_hook(Box::new(|panic| {
-        let planned = panic.payload().downcast_ref::<String>().is_some_and(|text| text.contains("as planned"));
-        if !planned {
-            eprintln!("{panic}");
-        }
-    }));
+    demo::hush_planned_panics();
     let mut platform = match &cli.amqp {
         None => Platform::shared(&cli.postgres, "")?,
         Some(broker) => {
