@@ -44,8 +44,7 @@ async fn sent_with(trace: Option<Arc<dyn TraceContext>>) -> Vec<String> {
     world.append("KAFKA:orders", "a", &["2"]).await;
     let options = RelayOptions { kafka: Some(kept.clone()), trace, ..eager("r1") };
     drain(&world.relay(options)).await;
-    let traces = kept.0.lock().unwrap().clone();
-    traces
+    kept.0.lock().unwrap().clone()
 }
 
 #[tokio::test]
