@@ -113,6 +113,7 @@ async fn what_may_pass_is_tried_again_under_the_same_idempotency_key() {
     assert_eq!((&failures[1]["code"], &failures[1]["unknown"]), (&json!("HTTP_500"), &json!(true)));
     let keys: Vec<String> = worker.seen().iter().map(|call| call.header("idempotency-key").to_owned()).collect();
     assert!(keys.len() == 3 && keys.iter().all(|key| *key == keys[0]), "{keys:?}");
+    assert!(worker.seen().iter().all(|call| call.peer == worker.seen()[0].peer), "the connection is kept");
 }
 
 #[tokio::test]

@@ -72,6 +72,8 @@ impl HttpCourier {
         });
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
+        // Before the call as a whole: who was never reached has done nothing.
+        connector.set_connect_timeout(Some(worker.timeout.0 / 2));
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(IDLE_MAX)
             .pool_max_idle_per_host(worker.concurrency)

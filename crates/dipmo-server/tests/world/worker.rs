@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, Response};
 use axum::routing::post;
 use serde_json::Value;
@@ -28,6 +28,8 @@ pub(crate) fn ok(body: &'static str) -> Say {
 /// What came with a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
+    /// The other end of the connection.
+    pub(crate) peer: SocketAddr,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
@@ -61,7 +63,8 @@ impl Worker {
         let address = listener.local_addr().unwrap();
         let book = Arc::new(Mutex::new(Book { to_say: to_say.into_iter().collect(), ..Book::default() }));
         let router = Router::new().route("/commands", post(take)).with_state(Arc::clone(&book));
-        tokio::spawn(async move { axum::serve(listener, router).await });
+        let service = router.into_make_service_with_connect_info::<SocketAddr>();
+        tokio::spawn(async move { axum::serve(listener, service).await });
         Self { address, book }
     }
 
@@ -74,10 +77,15 @@ impl Worker {
     }
 }
 
-async fn take(State(book): State<Arc<Mutex<Book>>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
+async fn take(
+    State(book): State<Arc<Mutex<Book>>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response<Body> {
     let say = {
         let mut book = book.lock().unwrap();
-        book.seen.push(Seen { headers, body });
+        book.seen.push(Seen { peer, headers, body });
         let say = book.to_say.pop_front().expect("there is always something to say");
         if book.to_say.is_empty() {
             book.to_say.push_back(say.clone());

@@ -17,16 +17,19 @@ use uuid::Uuid;
 
 use crate::{World, command, said, sent, world};
 
+/// What the other side answers by itself during a call, and what the courier brings from it.
+type Line = (Option<Answer>, Delivered);
+
 /// Says what it is told, and may have the other side answer by itself while it is there.
 #[derive(Clone, Default)]
 struct Script {
-    to_say: Arc<Mutex<VecDeque<(Option<Answer>, Delivered)>>>,
+    to_say: Arc<Mutex<VecDeque<Line>>>,
     calls: Arc<Mutex<Vec<String>>>,
     db: Option<Db>,
 }
 
 impl Script {
-    fn saying(world: &World, to_say: impl IntoIterator<Item = (Option<Answer>, Delivered)>) -> Self {
+    fn saying(world: &World, to_say: impl IntoIterator<Item = Line>) -> Self {
         let to_say = Arc::new(Mutex::new(to_say.into_iter().collect()));
         Self { to_say, db: Some(world.db.clone()), ..Self::default() }
     }
