@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use crate::api::{Api, Sagas};
 use crate::cli::Role;
 use crate::config::{AmqpConfig, Config, Problem};
+use crate::courier;
 use crate::definitions::{self, Definitions};
 use crate::exit::{Exit, Quit};
 use crate::handler::SqlHandler;
@@ -152,7 +153,8 @@ async fn start(
     (definitions, orchestrator): (&Definitions, &Arc<Orchestrator>),
 ) -> Result<Loops, Quit> {
     let mut running = Node::new(db.clone(), options);
-    for consumer in consumers(config, db).await? {
+    let workers = courier::consumers(config).map_err(misconfigured)?;
+    for consumer in consumers(config, db).await?.into_iter().chain(workers) {
         running = running.consumer(consumer);
     }
     if !definitions.is_empty() {
@@ -163,7 +165,8 @@ async fn start(
     }
     let loops = running.start(shutdown.clone()).await?;
     if loops.names().is_empty() {
-        return Err(Quit::new(Exit::Usage, "there is nothing to run for these roles").hint("configure a [[consumer]]"));
+        return Err(Quit::new(Exit::Usage, "there is nothing to run for these roles")
+            .hint("configure a [[consumer]] or a [[worker]]"));
     }
     Ok(loops)
 }

@@ -5,6 +5,7 @@ mod catalog;
 mod cli;
 mod commands;
 mod config;
+mod courier;
 mod daemon;
 mod definitions;
 mod exit;

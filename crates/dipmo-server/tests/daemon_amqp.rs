@@ -8,6 +8,7 @@ use std::sync::{Mutex, OnceLock};
 use testbed::{Artemis, ArtemisOptions};
 use world::World;
 use world::daemon::{Daemon, until};
+use world::worker::{Worker, ok};
 
 /// The shared Artemis of this test run; one is started where none is given.
 fn broker() -> &'static str {
@@ -20,6 +21,15 @@ fn broker() -> &'static str {
         }
     });
     url
+}
+
+/// The `[amqp]` section for the broker, and the password that it names.
+fn section(world: &World) -> (String, &'static str) {
+    let (login, place) = broker().strip_prefix("amqp://").unwrap().split_once('@').unwrap();
+    let (user, password) = login.split_once(':').unwrap();
+    let secret = world.write("password", &format!("{password}\n")).display().to_string();
+    let section = format!("[amqp]\nurl = \"amqp://{place}\"\nuser = \"{user}\"\npassword_file = \"{secret}\"\n");
+    (section, password)
 }
 
 #[tokio::test]
@@ -39,20 +49,14 @@ async fn a_command_goes_to_a_queue_and_its_reply_comes_back_by_another() {
                  message->'payload') $$"
         ))
         .await;
-    let (login, place) = broker().strip_prefix("amqp://").unwrap().split_once('@').unwrap();
-    let (user, password) = login.split_once(':').unwrap();
-    let secret = world.write("password", &format!("{password}\n"));
+    let (section, password) = section(&world);
     let consumer = |name: &str, queue: &str, function: &str| {
         format!(
             "[[consumer]]\nname = \"{name}\"\nqueues = [\"{queue}\"]\nhandler = {{ sql = \"{schema}.{function}\" }}\n"
         )
     };
-    let file = format!(
-        "[amqp]\nurl = \"amqp://{place}\"\nuser = \"{user}\"\npassword_file = \"{}\"\n{}{}",
-        secret.display(),
-        consumer("engine", &commands, "on_command"),
-        consumer("asker", &replies, "on_reply")
-    );
+    let file =
+        format!("{section}{}{}", consumer("engine", &commands, "on_command"), consumer("asker", &replies, "on_reply"));
     let daemon = Daemon::start(&world, &file, &[]);
     daemon.ready().await;
     world
@@ -70,4 +74,39 @@ async fn a_command_goes_to_a_queue_and_its_reply_comes_back_by_another() {
     let answered = world.text("select command, correlation, payload from answered order by 1").await;
     let expected = (1..=3).map(|n| format!(r#"(command-{n},journey-{n},"{{""ok"": true}}")"#));
     assert_eq!(answered, expected.collect::<Vec<_>>().join("\n"));
+}
+
+#[tokio::test]
+async fn a_worker_over_http_does_commands_of_the_broker_and_its_answers_go_back_there() {
+    let world = World::new().await;
+    let schema = &world.schema;
+    let (commands, replies) = (format!("{schema}.FX"), format!("{schema}.FX.REPLY"));
+    world
+        .run_sql(&format!(
+            "create table answered (command text, payload jsonb);
+             create function on_reply(message jsonb) returns void language sql as $$
+             insert into {schema}.answered values (message->'headers'->>'amqpCorrelationId',
+                 message->'payload'->'payload') $$"
+        ))
+        .await;
+    let worker = Worker::saying([ok(r#"{"contract":"FX-7"}"#)]).await;
+    let file = format!(
+        "{}[[worker]]\nname = \"fx\"\nqueues = [\"{commands}\"]\nurl = \"{}\"\n\
+         [[consumer]]\nname = \"asker\"\nqueues = [\"{replies}\"]\nhandler = {{ sql = \"{schema}.on_reply\" }}\n",
+        section(&world).0,
+        worker.url()
+    );
+    let daemon = Daemon::start(&world, &file, &[]);
+    daemon.ready().await;
+    let id = uuid::Uuid::now_v7();
+    let command = serde_json::json!({
+        "messageId": uuid::Uuid::now_v7(), "type": "CommandRequested", "name": "BookFx", "commandId": id,
+        "correlationId": id, "occurredAt": "2025-11-02T12:34:56Z", "key": "P-1",
+        "headers": { "replyTo": replies, "idempotencyKey": "k-1" }, "payload": {},
+    });
+    let append = "select outbox_append($1, 'Command', 'P-1', 'CommandRequested', $2)";
+    world.sql.execute(append, &[&format!("AMQP:{commands}"), &command.to_string()]).await.unwrap();
+    let answered = format!(r#"({id},"{{""contract"": ""FX-7""}}")"#);
+    until("the answer is back", async || world.text("select command, payload from answered").await == answered).await;
+    assert_eq!(worker.seen()[0].header("idempotency-key"), "k-1");
 }

@@ -227,10 +227,16 @@ async fn old_requests_and_ended_commands_are_forgotten_but_nothing_that_waits_fo
              values ('old', '', '{0}', '{{}}', {old}), ('new', '', '{0}', '{{}}', now())",
             ids[0]
         ),
+        format!(
+            ";insert into command_taken (command_id, key, envelope, reply_to, taken_at)
+             values ('{0}', '{0}', '{{}}', 'INTERNAL:Q', {old}), ('{1}', '{1}', '{{}}', 'INTERNAL:Q', now())",
+            ids[0], ids[1]
+        ),
     ];
     world.run(&rows.concat()).await;
     let upkeep = Upkeep::new(world.db.clone(), UpkeepOptions::default()).unwrap();
-    assert_eq!(upkeep.chores().await.unwrap().entries_forgotten, 2);
+    assert_eq!(upkeep.chores().await.unwrap().entries_forgotten, 3);
     assert_eq!(world.text("select business_key from command order by 1").await, "(k1)\n(k2)\n(k3)\n(k4)");
     assert_eq!(world.text("select idempotency_key from command_request").await, "(new)");
+    assert_eq!(world.text("select command_id from command_taken").await, format!("({})", ids[1]));
 }

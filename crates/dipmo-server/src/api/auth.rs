@@ -27,6 +27,8 @@ pub(crate) enum Access {
     Open,
     /// Sending a command.
     Send,
+    /// Answering a command that was taken.
+    Answer,
     /// Seeing how one command stands, by its id.
     Follow,
     /// Seeing everything but payloads.
@@ -52,7 +54,7 @@ impl Role {
     pub(crate) fn may(self, access: Access) -> bool {
         match access {
             Access::Open | Access::Follow => true,
-            Access::Send => matches!(self, Role::Client | Role::Operator | Role::Admin),
+            Access::Send | Access::Answer => matches!(self, Role::Client | Role::Operator | Role::Admin),
             Access::Read => matches!(self, Role::Viewer | Role::Operator | Role::Admin),
             Access::Change => matches!(self, Role::Operator | Role::Admin),
             Access::Govern => self == Role::Admin,

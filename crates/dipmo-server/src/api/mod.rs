@@ -3,6 +3,7 @@
 //! Every route needs a token but the OpenAPI document. Every error is a problem (RFC 9457), a panic too.
 //! Everything is bounded: the body, the time a request may take, and how many touch the database at once.
 
+mod answers;
 pub(crate) mod auth;
 mod commands;
 mod input;
@@ -85,6 +86,7 @@ impl Api {
 /// Everything the API can do.
 pub(crate) fn routes() -> Vec<Route> {
     let mut routes = vec![openapi::route()];
+    routes.extend(answers::routes());
     routes.extend(commands::routes());
     routes.extend(messages::routes());
     routes.extend(sagas::routes());

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use crate::cli::{ConfigVerb, Format};
-use crate::config::{AmqpConfig, Config, ConsumerConfig, Problem};
+use crate::config::{AmqpConfig, Config, ConsumerConfig, Problem, WorkerConfig};
 use crate::definitions;
 use crate::exit::{Exit, Quit};
 use crate::output;
@@ -35,6 +35,9 @@ fn secrets(config: &Config) -> Result<(), Problem> {
     let options = config.database.options("dipmo")?;
     dipmo::store::postgres::Db::open(options).map_err(|error| Problem::new("database", error.to_string()))?;
     config.api.tokens()?;
+    for (n, worker) in config.worker.iter().enumerate() {
+        worker.token(n)?;
+    }
     config.kafka.as_ref().map(|kafka| kafka.options(&config.database.schema)).transpose()?;
     config.amqp.as_ref().map(AmqpConfig::options).transpose().map(drop)
 }
@@ -59,6 +62,7 @@ fn understood(config: &Config) -> Value {
         "amqp": amqp,
         "node": { "name": config.node.name(), "drain_max": config.node.drain_max.to_string() },
         "consumer": config.consumer.iter().map(consumer).collect::<Vec<_>>(),
+        "worker": config.worker.iter().map(worker).collect::<Vec<_>>(),
         "relay": { "lease": config.relay.lease.to_string(), "batch_rows": config.relay.batch_rows },
         "retention": {
             "inbox": retention.inbox.to_string(),
@@ -91,5 +95,15 @@ fn consumer(c: &ConsumerConfig) -> Value {
         "on_dead": format!("{:?}", c.on_dead).to_lowercase(),
         "attempts_max": c.retry.attempts_max,
         "dlq_topic": c.dlq_topic,
+    })
+}
+
+fn worker(w: &WorkerConfig) -> Value {
+    json!({
+        "name": w.name,
+        "queues": w.queues,
+        "place": w.place(),
+        "timeout": w.timeout.to_string(),
+        "concurrency": w.concurrency,
     })
 }

@@ -12,6 +12,7 @@ mod locate;
 mod runtime;
 mod sagas;
 mod value;
+mod worker;
 
 pub(crate) use amqp::AmqpConfig;
 pub(crate) use api::ApiConfig;
@@ -21,6 +22,7 @@ pub(crate) use kafka::KafkaConfig;
 pub(crate) use runtime::{HttpConfig, LogConfig, LogFormat, NodeConfig, OtlpConfig, RelayConfig, RetentionConfig};
 pub(crate) use sagas::SagasConfig;
 pub(crate) use value::{Secret, Span};
+pub(crate) use worker::WorkerConfig;
 
 use std::fmt;
 use std::path::Path;
@@ -39,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) amqp: Option<AmqpConfig>,
     pub(crate) node: NodeConfig,
     pub(crate) consumer: Vec<ConsumerConfig>,
+    pub(crate) worker: Vec<WorkerConfig>,
     pub(crate) relay: RelayConfig,
     pub(crate) retention: RetentionConfig,
     pub(crate) http: HttpConfig,
@@ -119,7 +122,8 @@ impl Config {
             kafka.validate()?;
         }
         if let Some(amqp) = &self.amqp {
-            amqp.validate(self.consumer.iter().any(|consumer| !consumer.queues.is_empty()))?;
+            let read = !self.worker.is_empty() || self.consumer.iter().any(|consumer| !consumer.queues.is_empty());
+            amqp.validate(read)?;
         }
         if let Some(otlp) = &self.otlp {
             otlp.validate()?;
@@ -131,9 +135,34 @@ impl Config {
                 return Err(Problem::new(format!("consumer[{n}].name"), message));
             }
         }
+        self.validate_workers()?;
         self.relay.validate()?;
         let upkeep = self.upkeep();
         upkeep.validate().map_err(|error| Problem::new("retention", error.to_string()))
+    }
+
+    fn validate_workers(&self) -> Result<(), Problem> {
+        let consumers = self.consumer.iter().map(|consumer| &*consumer.name).chain([&*self.sagas.consumer]);
+        let mut names: Vec<&str> = consumers.collect();
+        let mut calls = 0;
+        for (n, worker) in self.worker.iter().enumerate() {
+            worker.validate(n)?;
+            if names.contains(&&*worker.name) {
+                let message = format!("there is another worker or consumer named {:?}", worker.name);
+                return Err(Problem::new(format!("worker[{n}].name"), message));
+            }
+            names.push(&worker.name);
+            calls += worker.concurrency;
+            if calls >= self.database.connections {
+                let message = format!(
+                    "the workers make up to {calls} calls at once, and each holds a connection: raise \
+                     database.connections ({}) above that",
+                    self.database.connections
+                );
+                return Err(Problem::new(format!("worker[{n}].concurrency"), message));
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn upkeep(&self) -> UpkeepOptions {

@@ -230,3 +230,25 @@ fn a_token_that_cannot_work_is_refused_where_it_stands_and_never_shown() {
     let config = parse(&token("token_sha256 = \"DIGEST\"").replace("DIGEST", &digest)).unwrap();
     assert!(!format!("{config:?} {:?}", config.api.tokens().unwrap()).contains(&digest), "{config:?}");
 }
+
+#[test]
+fn a_worker_that_cannot_be_called_is_refused_with_the_reason() {
+    let worker = |more: &str| format!("[[worker]]\nname = \"fx\"\nqueues = [\"FX.Q\"]\n{more}\n");
+    let url = "url = \"http://127.0.0.1:8081/commands\"";
+    let fine = parse(&worker(url)).unwrap();
+    assert_eq!((&*fine.worker[0].place(), fine.worker[0].concurrency), ("http://127.0.0.1:8081/commands", 4));
+    let cases = [
+        ("url = \"https://fx/commands\"".to_owned(), "dipmo.toml:4: worker[0].url: https is not spoken here"),
+        ("url = \"http://ann:sesame@fx/\"".to_owned(), "dipmo.toml:4: worker[0].url: holds a user or password"),
+        ("url = \"fx:8081\"".to_owned(), "dipmo.toml:4: worker[0].url: must be of the form"),
+        (format!("{url}\ntimeout = \"1m\""), "dipmo.toml:5: worker[0].timeout: must be more than 0s and at most 25s"),
+        (format!("{url}\nconcurrency = 0"), "dipmo.toml:5: worker[0].concurrency: must be 1 to 64"),
+        (format!("{url}\nconcurrency = 16"), "dipmo.toml:5: worker[0].concurrency: the workers make up to 16 calls"),
+        (format!("{url}\ntoken_env = \"A\"\ntoken_file = \"b\""), "dipmo.toml:5: worker[0].token_env: give one of"),
+        (format!("{url}\n{}", worker(url)), "dipmo.toml:6: worker[1].name: there is another worker or consumer"),
+    ];
+    for (more, expected) in cases {
+        let text = wrong(&worker(&more));
+        assert!(text.starts_with(expected) && !text.contains("sesame"), "{text}");
+    }
+}

@@ -5,6 +5,7 @@
 pub(crate) mod api;
 pub(crate) mod daemon;
 pub(crate) mod silence;
+pub(crate) mod worker;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

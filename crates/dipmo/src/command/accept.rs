@@ -13,7 +13,7 @@ use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 use super::envelope::{SCHEMA_VERSION, header, kind};
-use super::{Envelope, START_QUEUE};
+use super::{Envelope, START_QUEUE, has_nul};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Destination, OutMessage};
 use crate::store::postgres::command_accept::{self as store, NewCommand, Requested};
@@ -209,15 +209,6 @@ fn trace_and_span(traceparent: &str) -> Option<(&str, &str)> {
             Some((trace, span))
         }
         _ => None,
-    }
-}
-
-fn has_nul(value: &Value) -> bool {
-    match value {
-        Value::String(text) => text.contains('\0'),
-        Value::Array(items) => items.iter().any(has_nul),
-        Value::Object(fields) => fields.iter().any(|(name, value)| name.contains('\0') || has_nul(value)),
-        _ => false,
     }
 }
 

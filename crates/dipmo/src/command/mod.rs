@@ -6,6 +6,8 @@
 
 pub mod accept;
 pub mod envelope;
+mod received;
+pub mod remote;
 mod status;
 pub mod worker;
 
@@ -147,5 +149,15 @@ impl BatchItemStatus {
             BatchItemStatus::Failed => "FAILED",
             BatchItemStatus::TimedOut => "TIMED_OUT",
         }
+    }
+}
+
+/// Text in PostgreSQL cannot hold it.
+fn has_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(items) => items.iter().any(has_nul),
+        Value::Object(fields) => fields.iter().any(|(name, value)| name.contains('\0') || has_nul(value)),
+        _ => false,
     }
 }

@@ -13,17 +13,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use serde_json::Value;
-use time::OffsetDateTime;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::envelope::{header, kind};
+use super::received::Command;
 use super::{CommandError, Envelope};
 use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
 use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
-use crate::message::{Destination, Message, dedupe_key};
-use crate::saga::REPLY_QUEUE;
+use crate::message::Message;
 use crate::store::postgres::command_ledger::{self, Entry, Recorded};
 
 /// What a handler says to a command: its result, or why not.
@@ -70,34 +68,13 @@ impl CommandWorker {
         self
     }
 
-    fn read(&self, message: &Message) -> Result<Command, Failure> {
-        let envelope = Envelope::of(message)?;
-        if envelope.kind != kind::REQUESTED {
-            let why = format!("a message of type {:?} on a queue for {}", envelope.kind, kind::REQUESTED);
-            return Err(Failure::permanent("NOT_A_COMMAND", why));
-        }
-        let transport = self.replies_by.as_deref().unwrap_or_else(|| transport_of(message));
-        let queue = envelope.header(header::REPLY_TO).unwrap_or(REPLY_QUEUE);
-        let reply_to = format!("{transport}:{queue}")
-            .parse()
-            .map_err(|error: Error| Failure::permanent("REPLY_TO", error.to_string()))?;
-        let tenant = envelope.header(header::TENANT_ID).unwrap_or_default();
-        let key = dedupe_key([tenant, &envelope.name, envelope.idempotency_key().as_ref()]);
-        Ok(Command { key, reply_to, envelope })
-    }
-
     /// What needs no handler: what is not known, and what was answered before.
     fn answered(&self, command: &Command, recorded: &HashMap<Uuid, Recorded>) -> Option<Answer> {
         if !self.handlers.contains_key(&command.envelope.name) {
             let why = format!("nobody here does {:?}", command.envelope.name);
             return Some(Err(CommandError::permanent("UNKNOWN_COMMAND", why)));
         }
-        let recorded = recorded.get(&command.key)?;
-        if recorded.answer == kind::COMPLETED {
-            return Some(Ok(recorded.payload.clone()));
-        }
-        let failure = || serde_json::from_value(recorded.payload.clone()).ok();
-        if command.is_resubmitted() { None } else { failure().map(Err) }
+        command.answered(recorded.get(&command.key))
     }
 
     async fn handle_new(
@@ -134,20 +111,8 @@ impl CommandWorker {
         new: &[usize],
         done: &HashMap<Uuid, Answer>,
     ) -> Result<(), GroupFailure> {
-        let lasting = |(_, answer): &(&Command, &Answer)| !answer.as_ref().is_err_and(|error| error.retryable);
-        let entries: Vec<Entry> = new
-            .iter()
-            .map(|at| (&commands[*at], &done[&commands[*at].key]))
-            .filter(lasting)
-            .map(|(command, answer)| Entry {
-                key: command.key,
-                name: command.envelope.name.clone(),
-                idempotency_key: command.envelope.idempotency_key().into_owned(),
-                command_id: command.envelope.command_id,
-                answer: kind_of(answer),
-                payload: payload_of(answer),
-            })
-            .collect();
+        let kept = |at: &usize| commands[*at].entry(&done[&commands[*at].key]);
+        let entries: Vec<Entry> = new.iter().filter_map(kept).collect();
         let again: HashSet<Uuid> = commands.iter().filter(|c| c.is_resubmitted()).map(|c| c.key).collect();
         let recorded = command_ledger::record(enlisted.db(), enlisted.tx(), &entries, &again).await;
         if recorded.map_err(ledger_failed)? {
@@ -155,26 +120,6 @@ impl CommandWorker {
         }
         let why = "the same command was answered by another node meanwhile";
         Err(GroupFailure { at: new[0], failure: Failure::transient("LEDGER_RACE", why) })
-    }
-}
-
-/// A command as it was received.
-struct Command {
-    /// Under which it is in the ledger.
-    key: Uuid,
-    reply_to: Destination,
-    envelope: Envelope,
-}
-
-impl Command {
-    fn is_resubmitted(&self) -> bool {
-        self.envelope.headers.get(header::RESUBMITTED).is_some_and(|value| *value != Value::Bool(false))
-    }
-
-    /// By the id of the message answered: a repeat of that very message is answered by the same message.
-    fn reply(&self, answer: &Answer, now: OffsetDateTime) -> Envelope {
-        let id = dedupe_key(["reply", &self.envelope.message_id.to_string()]);
-        self.envelope.answer(id, kind_of(answer), payload_of(answer), now)
     }
 }
 
@@ -188,7 +133,9 @@ impl EnlistedHandler for CommandWorker {
     async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[Message]) -> Result<(), GroupFailure> {
         let mut commands = Vec::with_capacity(messages.len());
         for (at, message) in messages.iter().enumerate() {
-            commands.push(self.read(message).map_err(|failure| GroupFailure { at, failure })?);
+            commands.push(
+                Command::read(message, self.replies_by.as_deref()).map_err(|failure| GroupFailure { at, failure })?,
+            );
         }
         let keys: Vec<Uuid> = commands.iter().map(|command| command.key).collect();
         let looked_up = command_ledger::look_up(enlisted.db(), enlisted.tx(), &keys).await;
@@ -202,7 +149,7 @@ impl EnlistedHandler for CommandWorker {
         }
         for (command, answer) in commands.iter().zip(&answers) {
             let answer = answer.as_ref().expect("what was not answered before was handled");
-            enlisted.publish(command.reply(answer, now).into_message(command.reply_to.clone(), "Command"));
+            enlisted.publish(command.reply(answer, now));
         }
         let causes: HashMap<String, &Message> =
             commands.iter().map(|command| command.envelope.message_id.to_string()).zip(messages).collect();
@@ -316,27 +263,7 @@ fn in_sets<'a>(commands: &'a [Command], places: &[usize]) -> Vec<(&'a str, Vec<u
     sets
 }
 
-fn kind_of(answer: &Answer) -> &'static str {
-    if answer.is_ok() { kind::COMPLETED } else { kind::FAILED }
-}
-
-fn payload_of(answer: &Answer) -> Value {
-    match answer {
-        Ok(result) => result.clone(),
-        Err(error) => serde_json::to_value(error).expect("an error of ours serialises"),
-    }
-}
-
-/// The transport that a message came by, as destinations name it.
-fn transport_of(message: &Message) -> &'static str {
-    match (message.source.as_str(), message.partition) {
-        ("INTERNAL", _) => "INTERNAL",
-        (_, Some(_)) => "KAFKA",
-        (_, None) => "AMQP",
-    }
-}
-
-fn ledger_failed(error: Error) -> GroupFailure {
+pub(super) fn ledger_failed(error: Error) -> GroupFailure {
     let failure = match error.kind() {
         ErrorKind::Poison => Failure::permanent("NOT_STORABLE", error.to_string()),
         _ => Failure::transient("LEDGER", error.to_string()),
@@ -349,6 +276,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::command::envelope::kind;
+    use crate::message::Destination;
 
     fn command(key: &str, name: &str) -> Command {
         let envelope = serde_json::from_value(json!({

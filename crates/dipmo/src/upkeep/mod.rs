@@ -146,6 +146,7 @@ impl Upkeep {
             (Memory::CommandRequests, retention.dedupe),
             (Memory::EndedCommands, retention.dedupe),
             (Memory::CommandLedger, retention.dedupe),
+            (Memory::TakenCommands, retention.dedupe),
         ];
         for (memory, window) in memories {
             for _ in 0..FORGET_BATCHES_MAX {

@@ -9,6 +9,7 @@ mod support;
 mod crash;
 mod failures;
 mod once;
+mod remote;
 mod sets;
 
 use std::sync::Arc;

@@ -6,6 +6,7 @@ mod columns;
 mod command;
 pub(crate) mod command_accept;
 pub(crate) mod command_ledger;
+pub(crate) mod command_taken;
 pub mod definitions;
 pub mod inbox;
 mod lease;

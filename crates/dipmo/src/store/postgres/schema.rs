@@ -20,6 +20,7 @@ pub const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "spine", sql: include_str!("../../../migrations/postgres/0001_spine.sql") },
     Migration { version: 2, name: "wal", sql: include_str!("../../../migrations/postgres/0002_wal.sql") },
     Migration { version: 3, name: "commands", sql: include_str!("../../../migrations/postgres/0003_commands.sql") },
+    Migration { version: 4, name: "taken", sql: include_str!("../../../migrations/postgres/0004_taken.sql") },
 ];
 
 /// The oldest server the SQL is written for, as `server_version_num`.

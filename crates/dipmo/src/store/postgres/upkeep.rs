@@ -47,6 +47,7 @@ pub(crate) enum Memory {
     CommandRequests,
     EndedCommands,
     CommandLedger,
+    TakenCommands,
 }
 
 // Waiting behind an open transaction would make every insert wait behind us.
@@ -123,6 +124,12 @@ delete from dipmo.command_ledger where key in (
     select key from dipmo.command_ledger
     where answered_at < coalesce($1, now()) - $2 * interval '1 second' limit $3)";
 
+const FORGET_TAKEN: &str = "
+-- upkeep.forget_taken
+delete from dipmo.command_taken where command_id in (
+    select command_id from dipmo.command_taken
+    where taken_at < coalesce($1, now()) - $2 * interval '1 second' limit $3)";
+
 const FORGET_NODES: &str = "
 -- upkeep.forget_nodes
 delete from dipmo.node where seen_at < coalesce($1, now()) - $2 * interval '1 second'";
@@ -183,6 +190,7 @@ pub(crate) async fn forget(db: &Db, memory: Memory, window: Duration, max: i64) 
         Memory::CommandRequests => FORGET_REQUESTS,
         Memory::EndedCommands => FORGET_COMMANDS,
         Memory::CommandLedger => FORGET_LEDGER,
+        Memory::TakenCommands => FORGET_TAKEN,
     };
     let mut client = db.client().await?;
     let tx = begin(&mut client).await?;
