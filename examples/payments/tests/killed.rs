@@ -150,5 +150,5 @@ async fn check_the_books(scene: &Scene, seed: u64) {
         assert!(tally.contains_key(fate.outcome()), "seed {seed}: {fate:?} is missing in {tally:?}");
     }
     let paid = scene.plan.with_fate(Fate::Paid);
-    assert!(tally["SUCCEEDED"] > paid / 2, "seed {seed}: too few of {paid} got through: {tally:?}");
+    assert!(tally["SUCCEEDED"] > paid / 4, "seed {seed}: too few of {paid} got through: {tally:?}");
 }
