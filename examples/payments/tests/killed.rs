@@ -1,7 +1,8 @@
 //! A day of payments while every process of the platform is killed again and again, without warning: the
 //! orchestrator with its relay, and the worker of each context. Whoever dies is started again at once.
 //!
-//! Prints its seed; `DIPMO_SEED` replays the order of the victims and how far the day is at each kill.
+//! Prints its seed; `DIPMO_SEED` replays the order of the victims and how far the day is at each kill, but not
+//! what a process is doing at that moment.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::process::Stdio;
