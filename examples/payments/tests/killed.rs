@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use dipmo::store::postgres::Db;
 use payments::bank::{self, Bank};
 use payments::books::{Check, Facts};
-use payments::demo::{Fate, Plan, is_quiet, start_day};
+use payments::demo::{Fate, Payment, Plan, is_quiet, start_day};
 use payments::setup;
 use payments::wiring::Platform;
 use rand::rngs::StdRng;
@@ -24,8 +24,6 @@ const PAYMENTS: usize = 1_000;
 const PARTS: [&str; 5] = ["core", "accounts", "limits", "fx", "payments"];
 /// Of each part.
 const KILLS_EACH: usize = 10;
-/// No payment that succeeds is answered fewer commands, so that there is work until the last kill.
-const ANSWERS_EACH: usize = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Many times what the day takes on a quiet machine.
 const END_MAX: Duration = Duration::from_secs(400);
@@ -98,11 +96,20 @@ impl Scene {
     }
 }
 
+/// No fewer commands are answered in the day, so that there is work until the last kill.
+fn answers(plan: &Plan) -> i64 {
+    let of = |payment: &Payment| match payment.fate {
+        Fate::Paid => 4 + i64::from(payment.pay_currency != "USD"),
+        _ => 1,
+    };
+    plan.payments.iter().map(of).sum()
+}
+
 /// Every part equally often, in any order, spread over the work of the day.
-fn kills(rng: &mut StdRng) -> Vec<Kill> {
+fn kills(rng: &mut StdRng, plan: &Plan) -> Vec<Kill> {
     let mut parts: Vec<usize> = (0..PARTS.len()).cycle().take(PARTS.len() * KILLS_EACH).collect();
     parts.shuffle(rng);
-    let work = (PAYMENTS * ANSWERS_EACH * 9 / 10) as i64;
+    let work = answers(plan);
     let mut moments: Vec<i64> = parts.iter().map(|_| rng.random_range(0..work)).collect();
     moments.sort_unstable();
     moments.into_iter().zip(parts).map(|(answered, part)| Kill { answered, part }).rev().collect()
@@ -113,7 +120,7 @@ async fn a_day_of_payments_survives_the_death_of_every_process_at_any_moment() {
     let seed: u64 = std::env::var("DIPMO_SEED").map_or_else(|_| rand::rng().random(), |seed| seed.parse().unwrap());
     println!("seed {seed}");
     let scene = Scene::new().await;
-    let mut left = kills(&mut StdRng::seed_from_u64(seed));
+    let mut left = kills(&mut StdRng::seed_from_u64(seed), &scene.plan);
     let mut nodes = PARTS.map(|part| scene.start(part));
     start_day(&scene.core, Uuid::now_v7()).await.unwrap();
     let begun = Instant::now();

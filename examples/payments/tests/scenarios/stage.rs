@@ -105,7 +105,7 @@ impl Stage {
         self.start(|_| true);
     }
 
-    /// Every node finishes what it does, and nothing is under way any more.
+    /// Every node finishes what it does, and stops.
     pub(crate) async fn end(self) {
         self.trigger.stop();
         for node in self.running {
