@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use dipmo::store::postgres::{Db, DbOptions, schema};
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
+use rdkafka::types::RDKafkaErrorCode;
 
 use crate::context::Context;
 use crate::wiring::{ORCHESTRATIONS, Platform, Site};
@@ -37,13 +38,16 @@ pub async fn make_databases(url: &str, suffix: &str) -> Result<BTreeMap<Context,
     Ok(databases)
 }
 
-/// Makes the topics of the contexts and of the core.
+/// Makes the topics of the contexts and of the core, where they are not there yet.
 pub async fn make_topics(brokers: &str) -> Result<()> {
     let admin: AdminClient<DefaultClientContext> = ClientConfig::new().set("bootstrap.servers", brokers).create()?;
     let names = Context::ALL.map(Context::topic).into_iter().chain([ORCHESTRATIONS]);
     let topics: Vec<NewTopic<'_>> = names.map(|name| NewTopic::new(name, 4, TopicReplication::Fixed(1))).collect();
     for made in admin.create_topics(&topics, &AdminOptions::new().operation_timeout(Some(ANSWER_MAX))).await? {
-        made.map_err(|(topic, code)| anyhow::anyhow!("creating topic {topic}: {code}"))?;
+        match made {
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((topic, code)) => bail!("creating topic {topic}: {code}"),
+        }
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod support;
 use std::time::Duration;
 
 use payments::bank::{self, Bank, Behaviour, Script};
+use payments::context::Context;
 use payments::demo::start_day;
 use payments::fx::{BankClient, BreakerOptions, ClientOptions, Order, Outcome};
 use support::World;
@@ -85,4 +86,19 @@ async fn a_contract_that_nobody_heard_of_is_cancelled_when_the_payment_is_given_
     assert_eq!(facts.tally().get("BANK_SILENT"), Some(&1), "{:?}", facts.tally());
     assert!(world.bank.open_contracts().is_empty(), "the bank had booked it, and was told to cancel it");
     assert!(world.bank.calls() > 13, "only after many tries: {}", world.bank.calls());
+}
+
+#[tokio::test]
+async fn a_refusal_whose_answer_was_lost_keeps_its_code_and_the_bank_is_not_asked_again() {
+    // Payment 28 is the only one that the bank refuses.
+    let mut world = World::new(28, bank::well).await;
+    let refused = "insert into domain.fx_contract (payment_id, idempotency_key, status, refusal)
+                   values ('P-00028', 'of the process that died', 'REFUSED', 'NO_MARKET')";
+    let refused = world.platform.domain(Context::Fx).sql(refused);
+    world.core.client().await.unwrap().batch_execute(&refused).await.unwrap();
+    start_day(&world.core, Uuid::now_v7()).await.unwrap();
+    world.run_to_the_end(async |_| {}).await;
+    let facts = world.check_the_books(world.poison()).await;
+    assert_eq!(facts.tally().get("FX_NO_MARKET"), Some(&1), "{:?}", facts.tally());
+    assert_eq!(world.bank.calls(), 6, "for the other foreign payments");
 }

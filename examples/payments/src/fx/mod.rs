@@ -33,6 +33,8 @@ create table domain.fx_contract (
     status          text not null,
     contract_id     text,
     rate            text,
+    -- The bank's code, for whoever is asked again before the answer was committed.
+    refusal         text,
     asked_at        timestamptz not null default now(),
     constraint fx_contract_status_known check (status in ('ASKED', 'BOOKED', 'REFUSED', 'CANCELLED'))
 );";
@@ -42,7 +44,7 @@ const ASK: &str = "
 insert into domain.fx_contract as c (payment_id, idempotency_key, sell, buy, amount, status)
 values ($1, $2, $3, $4, $5, 'ASKED')
 on conflict (payment_id) do update set asked_at = now()
-returning status, contract_id, rate";
+returning status, contract_id, rate, refusal";
 
 const BOOKED: &str = "
 -- fx.booked
@@ -52,7 +54,8 @@ returning payment_id";
 
 const REFUSED: &str = "
 -- fx.refused
-update domain.fx_contract set status = 'REFUSED' where payment_id = $1 and status = 'ASKED'";
+update domain.fx_contract set status = 'REFUSED', refusal = $2
+where payment_id = $1 and status = 'ASKED'";
 
 const FIND: &str = "
 -- fx.find
@@ -123,7 +126,11 @@ impl CommandHandler for Booking {
         let noted = self.0.note(ASK, &[&payment_id, &key.as_ref(), sell, buy, amount]).await?;
         match noted[0].get::<_, &str>(0) {
             "CANCELLED" => return Err(CommandError::permanent("CANCELLED", "the payment was given up before")),
-            "REFUSED" => return Err(CommandError::permanent("FX_REFUSED", "the bank has refused it before")),
+            "REFUSED" => {
+                let code: Option<&str> = noted[0].get(3);
+                let code = format!("FX_{}", code.unwrap_or("REFUSED"));
+                return Err(CommandError::permanent(code, "the bank has refused it before"));
+            }
             "BOOKED" => {
                 let (contract, rate): (Option<&str>, Option<&str>) = (noted[0].get(1), noted[0].get(2));
                 return Ok(json!({ "contractId": contract, "rate": rate }));
@@ -142,7 +149,7 @@ impl CommandHandler for Booking {
                 Ok(result)
             }
             Outcome::Refused { code, message } => {
-                self.0.note(REFUSED, &[&payment_id]).await?;
+                self.0.note(REFUSED, &[&payment_id, &code]).await?;
                 Err(CommandError::permanent(format!("FX_{code}"), message))
             }
             Outcome::NotAsked(why) => Err(CommandError::retryable("BANK_UNAVAILABLE", why)),
