@@ -120,46 +120,30 @@ create index command_ledger_age on dipmo.command_ledger using brin (answered_at)
 
 create index process_correlation on dipmo.process (correlation_id);
 
--- The first id at or after a time, found by halving the id range of its day: ids grow with time, so a
--- journey can be read without an index on the correlation id, which every message would pay for.
-create function dipmo.inbox_id_at(wanted timestamptz) returns bigint
+-- The first id of the inbox or the outbox at or after a time, found by halving the id range of its day: ids
+-- grow with time, so a journey can be read without an index on the correlation id, which every message would
+-- pay for.
+create function dipmo.id_at(source text, wanted timestamptz) returns bigint
     language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-    low    bigint := dipmo.day_base((wanted at time zone 'utc')::date);
-    high   bigint := dipmo.day_base((wanted at time zone 'utc')::date + 1);
-    middle bigint;
+    low      bigint := dipmo.day_base((wanted at time zone 'utc')::date);
+    high     bigint := dipmo.day_base((wanted at time zone 'utc')::date + 1);
+    middle   bigint;
     found_id bigint;
     found_at timestamptz;
 begin
     while low < high loop
         middle := low + (high - low) / 2;
-        select i.id, i.received_at into found_id, found_at
-        from dipmo.inbox i where i.id >= middle and i.id < high order by i.id limit 1;
-        if found_id is null or found_at >= wanted then
-            high := middle;
+        if source = 'inbox' then
+            select i.id, i.received_at into found_id, found_at
+            from dipmo.inbox i where i.id >= middle and i.id < high order by i.id limit 1;
         else
-            low := found_id + 1;
+            select o.id, o.created_at into found_id, found_at
+            from dipmo.relay_shard s, lateral (
+                select id, created_at from dipmo.outbox
+                where shard = s.shard and id >= middle and id < high order by id limit 1) o
+            order by o.id limit 1;
         end if;
-    end loop;
-    return low;
-end $$;
-
-create function dipmo.outbox_id_at(wanted timestamptz) returns bigint
-    language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-    low    bigint := dipmo.day_base((wanted at time zone 'utc')::date);
-    high   bigint := dipmo.day_base((wanted at time zone 'utc')::date + 1);
-    middle bigint;
-    found_id bigint;
-    found_at timestamptz;
-begin
-    while low < high loop
-        middle := low + (high - low) / 2;
-        select o.id, o.created_at into found_id, found_at
-        from dipmo.relay_shard s, lateral (
-            select id, created_at from dipmo.outbox
-            where shard = s.shard and id >= middle and id < high order by id limit 1) o
-        order by o.id limit 1;
         if found_id is null or found_at >= wanted then
             high := middle;
         else

@@ -198,5 +198,5 @@ async fn check_retention(world: &World) {
     world.execute("update dipmo.relay_shard set cursor = 0").await;
     world.execute(&documented("Keeping retention going", "sql")).await;
     let lanes = "select lane || ' ' || (cursor > 0) from dipmo.relay_shard group by 1 order by 1";
-    assert_eq!(world.texts(lanes).await, ["INTERNAL false", "KAFKA true"]);
+    assert_eq!(world.texts(lanes).await, ["AMQP false", "INTERNAL false", "KAFKA true"]);
 }

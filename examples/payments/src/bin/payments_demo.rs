@@ -28,14 +28,7 @@ struct Cli {
 async fn main() -> ExitCode {
     // What is planned to go wrong is told by the demo itself.
     tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_writer(std::io::stderr).init();
-    match run(&Cli::parse()).await {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demo::exit_code(run(&Cli::parse()).await)
 }
 
 async fn run(cli: &Cli) -> Result<bool> {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
-use payments::soak;
 use payments::wiring::Platform;
+use payments::{demo, soak};
 
 #[derive(Debug, Parser)]
 #[command(about = "Runs payments at a steady rate, watches latency and backlog, and checks the books", version)]
@@ -24,17 +24,10 @@ struct Cli {
 #[tokio::main]
 async fn main() -> ExitCode {
     tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_writer(std::io::stderr).init();
-    match run(&Cli::parse()).await {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demo::exit_code(run(&Cli::parse()).await)
 }
 
 async fn run(cli: &Cli) -> Result<bool> {
-    payments::demo::hush_planned_panics();
+    demo::hush_planned_panics();
     soak::run(&Platform::shared(&cli.postgres, "")?, cli.rate as usize, Duration::from_secs(cli.seconds)).await
 }

@@ -5,6 +5,7 @@ mod plan;
 pub use plan::{DAY, Fate, Payment, Plan};
 
 use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -176,6 +177,18 @@ fn ledger(facts: &Facts, bank: &Bank, took: Duration) -> String {
         bank.calls(),
     ));
     text
+}
+
+/// How a program of this example ends.
+pub fn exit_code(ended: Result<bool>) -> ExitCode {
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// What is planned to break says so by a panic, whose message would only hide the progress.

@@ -42,7 +42,7 @@ select s.received_at, s.id::text, s.consumer || ' received ' || coalesce(s.event
     jsonb_strip_nulls(jsonb_build_object('state', s.state, 'attempts', s.attempts, 'message_id', s.message_id,
         'key', s.key, 'reason', s.reason, 'error', s.error_message))
 from dipmo.inbox_status s
-where s.id >= dipmo.inbox_id_at($2) and s.id < dipmo.inbox_id_at($3) and s.correlation_id = $1
+where s.id >= dipmo.id_at('inbox', $2) and s.id < dipmo.id_at('inbox', $3) and s.correlation_id = $1
 order by s.id limit $4";
 
 const OUTBOX: &str = "
@@ -52,7 +52,7 @@ select s.created_at, s.id::text, coalesce(s.headers ->> 'name', s.aggregate_type
         'published_at', s.published_at, 'attempts', nullif(s.attempts, 0), 'error', s.error_message))
 from dipmo.relay_shard r
 join dipmo.outbox_status s on s.shard = r.shard
-where s.id >= dipmo.outbox_id_at($2) and s.id < dipmo.outbox_id_at($3) and s.correlation_id = $1
+where s.id >= dipmo.id_at('outbox', $2) and s.id < dipmo.id_at('outbox', $3) and s.correlation_id = $1
 order by s.id limit $4";
 
 const JOURNAL: &str = "
