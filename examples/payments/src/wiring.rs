@@ -218,7 +218,9 @@ impl Platform {
         let mut consumer = site.transport.take(Consumer::enlisted(context.name(), worker), &queues);
         // A call to the bank keeps its transaction open: each has its own, and several run side by side.
         consumer = consumer.grouped(if context == Context::Fx { Grouping::Record } else { Grouping::Batch });
-        consumer.concurrency = 4;
+        // The desk of fx takes a second connection while it holds the one of its transaction.
+        let enough = if context == Context::Fx { self.connections_max / 2 } else { self.connections_max };
+        consumer.concurrency = enough.clamp(1, 4);
         consumer.retry = RetryPolicy { attempts_max: 3, delay_max: Duration::from_secs(1), ..RetryPolicy::default() };
         // A command that cannot be handled is answered by the timeout of its step, and what undoes it must
         // not wait behind it.

@@ -53,8 +53,10 @@ async fn booked_once(stage: &Stage, saga: Uuid, payment: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_payment_abroad_succeeds_and_everybody_hears_of_it() {
     let mut stage = Stage::new(bank::well, None).await;
+    // The saga of an item has the same id in every run of the day, and topics outlive a run.
+    let payment = &format!("P-{}", Uuid::now_v7());
     let scheduled =
-        format!("insert into domain.scheduled_payment values ('P-1', '{DAY}', 'A', {AMOUNT}, 'USD', 'EUR')");
+        format!("insert into domain.scheduled_payment values ('{payment}', '{DAY}', 'A', {AMOUNT}, 'USD', 'EUR')");
     stage.change(Context::Payments, &scheduled).await;
     let (run, start) = stage.start_of("RunScheduledPaymentsForDay", DAY, json!({ "day": DAY }));
     stage.send(&start).await;
@@ -67,16 +69,16 @@ async fn a_payment_abroad_succeeds_and_everybody_hears_of_it() {
     let saga: Uuid = stage.core_rows(&item).await.remove(0).parse().unwrap();
     assert_eq!(stage.saga(saga).await, "SUCCEEDED SUCCEEDED");
     assert_eq!(stage.commands(saga).await, DONE_ABROAD);
-    paid_once(&stage, "P-1").await;
-    booked_once(&stage, saga, "P-1").await;
+    paid_once(&stage, payment).await;
+    booked_once(&stage, saga, payment).await;
     let submitted = stage.events.one(saga, Context::Payments.topic(), "PaymentSubmitted").await;
-    assert_eq!(submitted["payload"]["result"]["reference"], "R-P-1", "{submitted}");
+    assert_eq!(submitted["payload"]["result"]["reference"], format!("R-{payment}"), "{submitted}");
     assert_eq!(submitted["payload"]["payment"]["rate"], "0.92", "the rate of the contract");
     stage.events.one(saga, Context::Fx.topic(), "FxContractBooked").await;
     stage.events.one(saga, Context::Accounts.topic(), "HoldTaken").await;
     stage.events.one(saga, Context::Limits.topic(), "LimitReserved").await;
     let succeeded = stage.events.one(saga, ORCHESTRATIONS, "SagaSucceeded").await;
-    assert_eq!(succeeded["payload"]["result"], json!({ "reference": "R-P-1" }));
+    assert_eq!(succeeded["payload"]["result"], json!({ "reference": format!("R-{payment}") }));
     stage.end().await;
 }
 

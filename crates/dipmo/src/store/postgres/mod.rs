@@ -45,7 +45,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Transaction};
+use deadpool_postgres::{
+    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType, Transaction,
+};
 use tokio_postgres::Config;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -88,7 +90,8 @@ pub struct DbOptions {
     pub schema: String,
     pub connections_max: usize,
     /// The server ends a transaction whose node has been silent for this long: a node that is paused in
-    /// the middle of one would otherwise keep its buckets from the others.
+    /// the middle of one would otherwise keep its buckets from the others. Nobody waits longer than this for
+    /// a pooled connection: handlers that hold one each and wait for another would wait for ever.
     pub idle_in_transaction_max: Duration,
     pub application_name: String,
     pub clock: Clock,
@@ -141,6 +144,8 @@ impl Db {
         );
         let pool = Pool::builder(manager)
             .max_size(options.connections_max)
+            .wait_timeout(Some(options.idle_in_transaction_max))
+            .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| Error::invalid("making the connection pool").source(error))?;
         Ok(Self(Arc::new(Shared { pool, config, tls, schema: options.schema, clock: options.clock })))
@@ -163,13 +168,16 @@ impl Db {
         self.0.tls.clone()
     }
 
-    /// A pooled connection.
+    /// A pooled connection. Whoever takes a second one while it holds one needs a pool that is large enough.
     pub async fn client(&self) -> Result<Object> {
-        self.0
-            .pool
-            .get()
-            .await
-            .map_err(|error| Error::new(ErrorKind::Unavailable, "connecting to PostgreSQL").source(error))
+        self.0.pool.get().await.map_err(|error| match error {
+            PoolError::Timeout(TimeoutType::Wait) => {
+                let all = self.0.pool.status().max_size;
+                let why = format!("no connection to PostgreSQL became free in time: all {all} are taken, allow more");
+                Error::new(ErrorKind::Unavailable, why)
+            }
+            error => Error::new(ErrorKind::Unavailable, "connecting to PostgreSQL").source(error),
+        })
     }
 
     /// Appends messages to the outbox in the caller's own transaction: they go out if and only if it commits.
