@@ -109,7 +109,9 @@ async fn a_local_consumer_handles_once_and_in_order_without_the_table() {
     scene.world.subscribe("listener", "Told").await;
     scene.world.append("INTERNAL", "a", &["\"1\"", "\"2\"", "\"3\""]).await;
     scene.world.append("INTERNAL", "b", &["\"1\""]).await;
-    drain(&scene.world.relay(scene.options("r1"))).await;
+    let relay = scene.world.relay(scene.options("r1"));
+    drain(&relay).await;
+    relay.stop().await.unwrap();
     assert_eq!(scene.words("a").await, r#"["1","2","3"]"#);
     assert_eq!(scene.words("b").await, r#"["1"]"#);
     let done = scene.world.count("dipmo.inbox where outcome = 'PROCESSED'").await;

@@ -237,7 +237,11 @@ async fn two_relays_share_the_shards_and_hand_them_over() {
         first.run_once().await.unwrap();
         second.run_once().await.unwrap();
     }
-    let owners = world.texts("select owner || count(*) from dipmo.relay_shard where owner is not null group by owner, lane order by 1").await;
+    let owners = world
+        .texts(
+            "select owner || count(*) from dipmo.relay_shard where owner is not null group by owner, lane order by 1",
+        )
+        .await;
     assert_eq!(owners, ["first16", "first16", "second16", "second16"].map(|o| o.replace("16", "8")));
     drain(&first).await;
     drain(&second).await;

@@ -5,6 +5,7 @@
 //! the cursor moves after it. For all others the hand-over into their inbox and the cursor are one transaction.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
@@ -23,6 +24,9 @@ use crate::store::postgres::relay_rows::{Cursors, IdRow, LateRanges};
 /// A shard changed hands this often without a commit: something in it may kill the process, so its rows go
 /// through the table, where attempts are counted.
 const STALLED: i32 = 2;
+
+/// Cursors over rows that were handled here are stored at this pace.
+const LOCAL_FLUSH: Duration = Duration::from_millis(100);
 
 /// A shard that the relay holds: whoever writes for it does so under this epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,10 +83,8 @@ impl Lane {
         if rows.is_empty() || shards.iter().any(stalled) || !self.still_leased() {
             return Ok(HashSet::new());
         }
-        let mut by_consumer = messages(subscriptions, &rows, |consumer| local.takes(&consumer.name));
         // What waits in the table must not be overtaken.
-        let free = self.link.without_backlog(&by_consumer.keys().copied().collect::<Vec<i32>>()).await?;
-        by_consumer.retain(|id, _| free.contains(id));
+        let by_consumer = messages(subscriptions, &rows, |consumer| !consumer.behind && local.takes(&consumer.name));
         let held: Vec<HeldShard> = shards
             .iter()
             .filter_map(|shard| Some(HeldShard { shard: *shard, epoch: self.shards.get(shard)?.epoch() }))
@@ -119,10 +121,15 @@ impl Lane {
         }
         let mut rows: Vec<IdRow> = found.late.into_iter().chain(found.fresh).collect();
         counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
+        self.unlogged.extend(logs);
         if subscriptions.deliveries(&rows, handled).is_empty() {
-            self.settle(&logs, &[]).await?;
+            // A cursor that is behind costs duplicates after a crash, and nothing else.
+            if self.flushed.elapsed() >= LOCAL_FLUSH {
+                self.flush_cursors().await?;
+            }
             return Ok(step);
         }
+        let logs = std::mem::take(&mut self.unlogged);
         self.link.begin().await?;
         // First the fence: from here on nobody can take these shards until the hand-over has committed.
         let moved = self.settle(&logs, &[]).await?;

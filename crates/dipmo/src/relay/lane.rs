@@ -43,7 +43,7 @@ pub(crate) struct Lane {
     /// Batches that are to be logged with the next move of the cursors.
     pub(super) unlogged: Vec<BatchLog>,
     leases: Leases,
-    flushed: Instant,
+    pub(super) flushed: Instant,
 }
 
 /// What one step of a lane did.

@@ -15,15 +15,11 @@ use crate::message::dedupe_key;
 
 const SUBSCRIPTIONS: &str = "
 -- relay.subscriptions
-select s.event_type, c.id, c.name
+select s.event_type, c.id, c.name,
+    exists (select 1 from dipmo.inbox_work w where w.consumer_id = c.id and w.state = 'RECEIVED')
 from dipmo.subscription s
 join dipmo.consumer c on c.id = s.consumer_id
 order by c.id";
-
-const WITHOUT_BACKLOG: &str = "
--- relay.without_backlog
-select c from unnest($1::integer[]) c
-where not exists (select 1 from dipmo.inbox_work w where w.consumer_id = c and w.state = 'RECEIVED')";
 
 const REMEMBER: &str = "
 -- relay.remember
@@ -66,6 +62,8 @@ pub(crate) struct Subscriptions {
 pub(crate) struct Subscriber {
     pub(crate) id: i32,
     pub(crate) name: String,
+    /// Something waits in its inbox for the first attempt.
+    pub(crate) behind: bool,
 }
 
 /// A row that a consumer is to get, unless it has seen it.
@@ -110,17 +108,9 @@ impl Link {
             let what: String = row.get(0);
             let by =
                 if what.starts_with("INTERNAL:") { &mut subscriptions.by_queue } else { &mut subscriptions.by_type };
-            by.entry(what).or_default().push(Subscriber { id: row.get(1), name: row.get(2) });
+            by.entry(what).or_default().push(Subscriber { id: row.get(1), name: row.get(2), behind: row.get(3) });
         }
         Ok(subscriptions)
-    }
-
-    /// The consumers for which nothing waits in the table to be handled first.
-    pub(crate) async fn without_backlog(&self, consumers: &[i32]) -> Result<HashSet<i32>> {
-        if consumers.is_empty() {
-            return Ok(HashSet::new());
-        }
-        Ok(self.query(WITHOUT_BACKLOG, &[&consumers]).await?.iter().map(|row| row.get(0)).collect())
     }
 
     /// Stores the rows in the inboxes of their consumers; part of the transaction that settles the cursor.
