@@ -113,8 +113,7 @@ impl Lane {
         handled: &HashSet<i32>,
     ) -> Result<LaneStep> {
         let sent = found.late.len() + found.fresh.len();
-        // What was handled here has sent something on, as a rule.
-        let step = LaneStep { sent, more: found.more || !handled.is_empty(), ..LaneStep::default() };
+        let step = LaneStep { sent, more: found.more, local: !handled.is_empty(), ..LaneStep::default() };
         let logs = self.advance(view, &found.places());
         if sent == 0 {
             return Ok(step);

@@ -64,6 +64,8 @@ pub(crate) struct LaneStep {
     pub(crate) wal_lag: Option<u64>,
     /// The lane waits for what no poll finds, and wants to go on at once.
     pub(crate) again: bool,
+    /// Rows were handled in this process, and have sent something on, as a rule.
+    pub(crate) local: bool,
     /// The lane has changed hands or readers: the leases need a look.
     pub(crate) tend: bool,
 }

@@ -66,6 +66,9 @@ const WAITING_POLL: Duration = Duration::from_millis(4);
 const REOPEN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// The table is read this often where nobody waits for what is found: to keep the cursors near.
 const UNWANTED_POLL: Duration = Duration::from_secs(1);
+/// Under load, what is handled in this process is taken in batches of this much time: each has its price,
+/// however small it is.
+const LOCAL_BATCH: Duration = Duration::from_millis(10);
 /// How often a busy relay repeats to the writers that they need not notify.
 const REPEAT_BUSY: Duration = Duration::from_secs(1);
 
@@ -252,7 +255,7 @@ impl Relay {
             }
             // A change of the flag takes effect later than it is made: look once more before sleeping.
             let pause = if changed { Duration::ZERO } else { self.pause(&pace, &session, begun) };
-            woken = self.wait(&mut session, pause, shutdown).await?;
+            woken = self.wait(&mut session, pause, pace.is_loaded(), shutdown).await?;
         }
         *guard = Some(session);
         Ok(())
@@ -261,6 +264,7 @@ impl Relay {
     fn pause(&self, pace: &Pace, session: &Session, begun: Instant) -> Duration {
         let until = match () {
             () if !session.needs_polls() => UNWANTED_POLL,
+            () if pace.is_loaded() && self.options.local.is_some() => self.options.poll_min.max(LOCAL_BATCH),
             () if pace.is_busy() => self.options.poll_min,
             () if session.is_waiting() => self.options.poll_min.max(WAITING_POLL),
             () => self.options.poll_fallback,
@@ -269,18 +273,25 @@ impl Relay {
     }
 
     /// Waits for the time to pass, a writer, a lane with more to do, or the stop.
-    async fn wait(&self, session: &mut Session, pause: Duration, shutdown: &mut Shutdown) -> Result<Woken> {
+    async fn wait(
+        &self,
+        session: &mut Session,
+        pause: Duration,
+        loaded: bool,
+        shutdown: &mut Shutdown,
+    ) -> Result<Woken> {
         let sleep = tokio::time::sleep(pause);
         tokio::pin!(sleep);
-        let quiet = pause > self.options.poll_min.max(WAITING_POLL);
+        let quiet = !loaded && pause > self.options.poll_min.max(WAITING_POLL);
         loop {
             tokio::select! {
                 biased;
                 () = shutdown.wait() => return Ok(Woken::Signal),
                 Some(done) = session.next_done(), if session.is_working() => {
                     let (_, step) = done?;
-                    // What came in while the lane was at work waits for it.
-                    if step.more || step.sent > 0 || step.again {
+                    // What came in while the lane was at work waits for it, or for company.
+                    let patient = loaded && step.local && !step.more;
+                    if (step.more || step.sent > 0 || step.again) && !patient {
                         return Ok(Woken::Signal);
                     }
                 }

@@ -24,6 +24,8 @@ pub(crate) struct Pace {
     moved: u32,
     ids: u64,
     calm: u32,
+    /// The last window, or this one already, had a load's worth.
+    loaded: bool,
 }
 
 /// What made the relay look.
@@ -37,11 +39,16 @@ pub(crate) enum Woken {
 
 impl Pace {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { busy: false, window: now, moved: 0, ids: 0, calm: 0 }
+        Self { busy: false, window: now, moved: 0, ids: 0, calm: 0, loaded: false }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
         self.busy
+    }
+
+    /// There is so much that waiting for company pays.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.loaded
     }
 
     /// Notes a poll that found this many new ids. Returns true when the mode changed and the writers
@@ -50,14 +57,16 @@ impl Pace {
         let (was, moved) = (self.busy, ids > 0);
         self.moved += u32::from(moved);
         self.ids += ids;
+        self.loaded |= self.moved >= BUSY_POLLS || self.ids >= BUSY_IDS;
         // New rows that nobody announced: another relay has told the writers to be silent.
-        if self.moved >= BUSY_POLLS || self.ids >= BUSY_IDS || (moved && woken == Woken::Fallback) {
+        if self.loaded || (moved && woken == Woken::Fallback) {
             self.busy = true;
             self.calm = 0;
         }
         if now.duration_since(self.window) >= WINDOW {
             let calm = self.moved < CALM_POLLS && self.ids < CALM_IDS;
             self.calm = if calm { self.calm + 1 } else { 0 };
+            self.loaded &= !calm;
             if self.calm >= CALM_WINDOWS {
                 self.busy = false;
             }
@@ -91,6 +100,10 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         assert!(pace.polled(150, Woken::Signal, start), "each insert would notify");
+        assert!(pace.is_loaded());
+        pace.polled(0, Woken::Signal, start + WINDOW);
+        pace.polled(0, Woken::Signal, start + WINDOW * 2);
+        assert!(pace.is_busy() && !pace.is_loaded(), "calm for a moment: nobody waits for company");
     }
 
     #[test]
