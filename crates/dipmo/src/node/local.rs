@@ -24,8 +24,8 @@ pub(super) fn is_quick(consumer: &Consumer) -> bool {
     quick && consumer.mode == Mode::Inline && consumer.sources.iter().any(internal)
 }
 
-#[derive(Debug)]
 /// Runs them, in the relay's own time.
+#[derive(Debug)]
 pub struct LocalRunners {
     runners: HashMap<String, Runner>,
     wake: Wake,

@@ -91,15 +91,17 @@ pub async fn resubmit_dead_letter(
     (command, dry_run): (Uuid, bool),
     by: &Change,
 ) -> Result<Changed> {
-    let mut client = db.client().await?;
-    let tx = change(&mut client).await?;
-    let found = store::command(db, &tx, command).await?;
+    // Given back before the saga is locked: one connection is enough for an operator.
+    let found = {
+        let mut client = db.client().await?;
+        let tx = change(&mut client).await?;
+        store::command(db, &tx, command).await?
+    };
     let issued = found.ok_or_else(|| Error::not_found(format!("there is no command {command}")))?;
     if !issued.parked {
         let why = "only what was given up can be sent again";
         return Err(conflict(format!("command {command} is {} and not a dead letter: {why}", issued.status)));
     }
-    drop(tx);
     let intervention = Intervention {
         at_step: Some(issued.step),
         ..Intervention::new(issued.saga, OperatorVerb::Resubmit).dry_run(dry_run)

@@ -104,14 +104,16 @@ async fn a_dry_run_says_what_would_happen_and_does_nothing() {
 async fn of_two_operators_at_once_one_is_refused_with_the_reason() {
     let scene = Scene::new(true).await;
     let id = scene.paused().await;
-    let (first, second) = tokio::join!(scene.act(id, OperatorVerb::Resubmit), scene.act(id, OperatorVerb::Skip));
-    let refused = [&first, &second].into_iter().filter_map(|result| result.as_ref().err()).collect::<Vec<_>>();
-    assert!(refused.len() <= 1, "one of them was first: {first:?} {second:?}");
-    // What both saw is a version; the slower one has seen an old one.
-    let seen = Intervention { seen_version: Some(1), ..Intervention::new(id, OperatorVerb::Compensate) };
-    let moved = scene.intervene(seen).await.unwrap_err();
+    let version = format!("select version::text from dipmo.process where id = '{id}'");
+    let seen_version = Some(scene.world.texts(&version).await[0].parse().unwrap());
+    // Both were shown the same; the slower one has seen an old version.
+    let wish = |verb| scene.intervene(Intervention { seen_version, ..Intervention::new(id, verb) });
+    let (first, second) = tokio::join!(wish(OperatorVerb::Resubmit), wish(OperatorVerb::Skip));
+    let refused: Vec<_> = [&first, &second].into_iter().filter_map(|result| result.as_ref().err()).collect();
+    let [moved] = refused[..] else { panic!("one of them was first: {first:?} {second:?}") };
     assert_eq!(moved.kind(), ErrorKind::Conflict);
     assert!(moved.to_string().contains("changed in the meantime"), "{moved}");
+    assert_eq!(scene.audit().await.len(), 1, "what was refused was not done");
     scene.run().await;
     let pays = scene.shop.done().iter().filter(|step| *step == "STEP_PAY").count();
     assert!(pays <= 1, "whatever they agreed on, it was paid at most once");
