@@ -118,10 +118,11 @@ impl Lane {
         if sent == 0 {
             return Ok(step);
         }
-        let mut rows: Vec<IdRow> = found.late.into_iter().chain(found.fresh).collect();
+        let rows: Vec<IdRow> = found.late.into_iter().chain(found.fresh).collect();
         counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
         self.unlogged.extend(logs);
-        if subscriptions.deliveries(&rows, handled).is_empty() {
+        let mut deliveries = subscriptions.deliveries(&rows, handled);
+        if deliveries.is_empty() {
             // A cursor that is behind costs duplicates after a crash, and nothing else.
             if self.flushed.elapsed() >= LOCAL_FLUSH {
                 self.flush_cursors().await?;
@@ -132,8 +133,8 @@ impl Lane {
         self.link.begin().await?;
         // First the fence: from here on nobody can take these shards until the hand-over has committed.
         let moved = self.settle(&logs, &[]).await?;
-        rows.retain(|row| moved.contains(&row.shard));
-        let handed = self.link.hand_over(&subscriptions.deliveries(&rows, handled)).await?;
+        deliveries.retain(|delivery| moved.contains(&delivery.shard));
+        let handed = self.link.hand_over(&deliveries).await?;
         self.link.commit().await?;
         if handed > 0 {
             self.options.inbox_wake.fire();

@@ -69,7 +69,7 @@ pub(crate) struct Subscriber {
 /// A row that a consumer is to get, unless it has seen it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivery {
-    shard: i16,
+    pub(crate) shard: i16,
     id: i64,
     consumer_id: i32,
     dedupe: Uuid,
