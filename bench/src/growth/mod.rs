@@ -6,7 +6,7 @@ mod relay;
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tokio_postgres::Client;
 
 use crate::meter::Sample;
@@ -83,17 +83,26 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     report.line("| what | history | transaction held open | CPU of both | against 10 k | node | PostgreSQL | WAL B/row | rows/s |");
     report.line("|---|---|---|---|---|---|---|---|---|");
     let mut targets = Vec::new();
-    let mut notes = Vec::new();
+    let (mut notes, mut failed) = (Vec::new(), Vec::new());
     for (subject, name) in SUBJECTS {
         if args.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
             continue;
         }
-        let windows = match subject {
-            Subject::Relay(reader) => relay::measure(&servers, args, reader, &mut notes).await?,
-            Subject::Ingest(work) => ingest::measure(&servers, args, work, &mut notes).await?,
+        let measured = match subject {
+            Subject::Relay(reader) => relay::measure(&servers, args, reader, &mut notes).await,
+            Subject::Ingest(work) => ingest::measure(&servers, args, work, &mut notes).await,
         };
-        lines(&mut report, name, &windows);
-        targets.extend(targets_of(name, &windows, args.histories().last().unwrap_or(0)));
+        // What others took many minutes to measure is not lost with it.
+        match measured {
+            Ok(windows) => {
+                lines(&mut report, name, &windows);
+                targets.extend(targets_of(name, &windows, args.histories().last().unwrap_or(0)));
+            }
+            Err(error) => {
+                notes.push(format!("{name}: not measured: {error:#}"));
+                failed.push(name);
+            }
+        }
     }
     report.line("");
     for note in &notes {
@@ -101,7 +110,9 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     }
     report.line("");
     report.targets(&targets);
-    report.save()
+    report.save()?;
+    ensure!(failed.is_empty(), "not measured: {}", failed.join("; "));
+    Ok(())
 }
 
 fn dataset(args: &Args) -> String {
