@@ -180,7 +180,8 @@ impl Process for Steps {
 
     fn decide(&self, current: Option<&Instance>, input: Input<'_>, _: OffsetDateTime) -> Result<Decision, Failure> {
         let Input::Message(message) = input else { return Err(Failure::stale("no timers here")) };
-        let steps = current.and_then(|instance| instance.data["steps"].as_i64()).unwrap_or(0) + 1;
+        let before: serde_json::Value = current.map(Instance::data).transpose()?.unwrap_or_default();
+        let steps = before["steps"].as_i64().unwrap_or(0) + 1;
         let stepped = OutMessage::internal(("Account", &message.key), "Stepped").json(&json!({ "steps": steps }));
         Ok(Decision::go("OPEN").data(&json!({ "steps": steps, "last": message.message_id })).emit(stepped))
     }

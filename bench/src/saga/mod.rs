@@ -24,7 +24,7 @@ const SETTINGS: &[(&str, &str)] = &[("track_commit_timestamp", "on")];
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// Sagas that are started at once
-    #[arg(long, default_value_t = 2_000)]
+    #[arg(long, default_value_t = 6_000)]
     sagas: usize,
     /// Starters that each start the next saga when the last has begun
     #[arg(long, default_value_t = drive::STARTERS_MAX, value_parser = starters)]

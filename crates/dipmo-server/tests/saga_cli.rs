@@ -87,7 +87,7 @@ async fn a_saga_that_waits_is_explained_and_repaired_from_the_command_line() {
     world.dipmo(&[&["process", "pause", &id], &because[..]].concat()).fails(6, "is SUCCEEDED");
 
     let journey = world.dipmo(&["journey", &id]).ok().out;
-    for part in ["command Pay of STEP_PAY is SUCCEEDED", "orchestrator received CommandCompleted", "(PAUSED)"] {
+    for part in ["command Pay of STEP_PAY is SUCCEEDED", "orchestrator handled CommandCompleted", "(PAUSED)"] {
         assert!(journey.contains(part), "{part} is missing in:\n{journey}");
     }
     world.dipmo(&["journey", "nobody"]).fails(5, "nothing is known");

@@ -57,6 +57,11 @@ impl<'a> Enlisted<'a> {
         Ok(*self.now.insert(now))
     }
 
+    /// For statements of ours that travel together with the handler's.
+    pub(crate) fn own_tx(&self) -> &'a Transaction<'a> {
+        self.tx
+    }
+
     pub(crate) fn db(&self) -> &'a Db {
         self.db
     }

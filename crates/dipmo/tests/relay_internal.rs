@@ -4,6 +4,7 @@
 #[path = "support/relay.rs"]
 mod support;
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use dipmo::Message;
@@ -13,6 +14,7 @@ use dipmo::process::Failure;
 use dipmo::shutdown::ShutdownTrigger;
 use dipmo::store::postgres::inbox::PgInbox;
 use support::{World, drain, eager};
+use tokio_postgres::AsyncMessage;
 
 const BODIES: [&str; 3] = ["1", "2", "3"];
 
@@ -216,4 +218,26 @@ async fn workers_are_woken_and_an_idle_relay_sends_within_milliseconds() {
     running.await.unwrap();
     assert_eq!(world.count("dipmo.relay_shard where owner is not null").await, 0, "shards are given back");
     assert_eq!(world.count("dipmo.node").await, 0);
+}
+
+#[tokio::test]
+async fn workers_of_other_processes_are_told_of_what_they_got() {
+    let world = World::new().await;
+    world.subscribe("billing", "Placed").await;
+    let config: tokio_postgres::Config = world.url.parse().unwrap();
+    let (client, mut connection) = config.connect(tokio_postgres::NoTls).await.unwrap();
+    let (heard, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let listening = tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            if let AsyncMessage::Notification(notification) = message {
+                heard.send(notification.channel().to_owned()).unwrap();
+            }
+        }
+    });
+    let channel = format!("{}_inbox", world.db.schema());
+    client.batch_execute(&format!("listen {channel}")).await.unwrap();
+    world.append("INTERNAL", "a", &BODIES).await;
+    drain(&world.relay(eager("r1"))).await;
+    assert_eq!(told.recv().await, Some(channel));
+    listening.abort();
 }

@@ -27,9 +27,8 @@ create table dipmo.command (
     constraint command_ended_has_time
         check ((status in ('SUCCEEDED', 'FAILED', 'TIMED_OUT')) = (completed_at is not null))
 ) with (fillfactor = 50);
+-- Those of a saga, and the list of those from outside, whose id is that of their saga.
 create index command_process on dipmo.command (process_id);
--- Those from outside: their list, newest first, and the one of a key.
-create index command_start on dipmo.command (id) where process_id = id;
 create index command_start_key on dipmo.command (business_key, name, tenant) where process_id = id;
 create index command_age on dipmo.command using brin (requested_at);
 
@@ -81,6 +80,8 @@ create table dipmo.batch_run (
     -- How many items there are; null until the last of them is known.
     expected      integer,
     counts        jsonb not null default '{}',
+    -- How often it has ended: an operator may take up again what had failed.
+    endings       integer not null default 0,
     created_at    timestamptz not null default now(),
     completed_at  timestamptz,
     constraint batch_run_status_known check (status in ('NEW', 'RUNNING', 'PARTIAL', 'SUCCEEDED', 'FAILED'))
@@ -118,7 +119,8 @@ create index command_ledger_age on dipmo.command_ledger using brin (answered_at)
 
 -- ---------------------------------------------------------------- journeys
 
-create index process_correlation on dipmo.process (correlation_id);
+-- A saga is found by its id, which is its correlation id: it needs no entry.
+create index process_correlation on dipmo.process (correlation_id) where correlation_id <> id::text;
 
 -- The first id of the inbox or the outbox at or after a time, found by halving the id range of its day: ids
 -- grow with time, so a journey can be read without an index on the correlation id, which every message would

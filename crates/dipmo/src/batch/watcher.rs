@@ -1,12 +1,13 @@
 //! Counts the items of open batches, and says once that a batch has ended.
 //!
 //! Promise: the end of a batch and the message that tells of it commit together, once, however many nodes
-//! watch. Not promised: that the counts in `batch_run` are those of this moment; they are a second old.
+//! watch. A batch of which an operator takes something up again is open again, and ends once more. Not promised: that the counts in `batch_run` are those of this moment; they are a second old.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use crate::command::Envelope;
 use crate::command::envelope::{SCHEMA_VERSION, header};
@@ -74,6 +75,14 @@ impl BatchWatcher {
     }
 }
 
+/// Another end is another message.
+fn ending_id(batch: &str, before: i32) -> Uuid {
+    match before {
+        0 => dedupe_key([batch, BATCH_COMPLETED]),
+        n => dedupe_key([batch, BATCH_COMPLETED, &n.to_string()]),
+    }
+}
+
 fn completed(batch: &Counted, now: time::OffsetDateTime) -> Envelope {
     let id = batch.id.to_string();
     let mut headers = Map::new();
@@ -90,7 +99,7 @@ fn completed(batch: &Counted, now: time::OffsetDateTime) -> Envelope {
         "counts": batch.counts,
     });
     Envelope {
-        message_id: dedupe_key([&*id, BATCH_COMPLETED]),
+        message_id: ending_id(&id, batch.endings),
         kind: BATCH_COMPLETED.to_owned(),
         name: batch.saga.clone(),
         command_id: batch.id,

@@ -129,6 +129,8 @@ pub struct BatchItemChange {
     pub item_id: String,
     pub status: BatchItemStatus,
     pub error: Option<String>,
+    /// The saga had ended, and its batch may have: it is open again until it is counted anew.
+    pub reopens: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

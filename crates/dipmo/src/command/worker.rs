@@ -11,6 +11,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use deadpool_postgres::Transaction;
 use futures_util::FutureExt as _;
 use serde_json::Value;
 use tracing::warn;
@@ -84,10 +85,11 @@ impl CommandWorker {
         answers: &mut [Option<Answer>],
     ) -> Result<(), GroupFailure> {
         let new: Vec<usize> = first_of_each_key(commands, answers);
+        let mut savepoint = Savepoint::default();
         for (name, places) in in_sets(commands, &new) {
             let Some(handler) = self.handlers.get(name) else { continue };
             let set: Vec<&Envelope> = places.iter().map(|at| &commands[*at].envelope).collect();
-            let given = handle_set(&**handler, enlisted, &set).await;
+            let given = handle_set(&**handler, enlisted, &mut savepoint, &set).await;
             let given = given.map_err(|failed| GroupFailure { at: places[failed.at], ..failed })?;
             for (at, answer) in places.into_iter().zip(given) {
                 answers[at] = Some(answer);
@@ -166,16 +168,17 @@ impl EnlistedHandler for CommandWorker {
 async fn handle_set(
     handler: &dyn CommandHandler,
     enlisted: &mut Enlisted<'_>,
+    savepoint: &mut Savepoint,
     commands: &[&Envelope],
 ) -> Result<Vec<Answer>, GroupFailure> {
     if commands.len() > 1
-        && let Some(answers) = handle_together(handler, enlisted, commands).await?
+        && let Some(answers) = handle_together(handler, enlisted, savepoint, commands).await?
     {
         return Ok(answers);
     }
     let mut answers = Vec::with_capacity(commands.len());
     for (at, command) in commands.iter().enumerate() {
-        let answer = handle_alone(handler, enlisted, command).await;
+        let answer = handle_alone(handler, enlisted, savepoint, command).await;
         answers.push(answer.map_err(|failure| GroupFailure { at, failure })?);
     }
     Ok(answers)
@@ -184,57 +187,57 @@ async fn handle_set(
 async fn handle_together(
     handler: &dyn CommandHandler,
     enlisted: &mut Enlisted<'_>,
+    savepoint: &mut Savepoint,
     commands: &[&Envelope],
 ) -> Result<Option<Vec<Answer>>, GroupFailure> {
     let failed = |failure: Failure| GroupFailure { at: 0, failure };
-    let undo = begin(enlisted).await.map_err(failed)?;
-    let handled = AssertUnwindSafe(handler.handle_many(enlisted, commands)).catch_unwind().await;
+    let (sends, set) = (enlisted.sends(), savepoint.set(enlisted.own_tx()));
+    let handling = AssertUnwindSafe(handler.handle_many(enlisted, commands)).catch_unwind();
+    let (set, handled) = tokio::join!(biased; set, handling);
+    set.map_err(|error| failed(error.into()))?;
     match handled.unwrap_or_else(|_| Err(Failure::panicked())) {
-        Ok(answers) if answers.as_ref().is_none_or(|answers| answers.len() == commands.len()) => {
-            keep(enlisted).await.map_err(failed)?;
-            return Ok(answers);
-        }
+        Ok(answers) if answers.as_ref().is_none_or(|answers| answers.len() == commands.len()) => return Ok(answers),
         Ok(_) => warn!(name = commands[0].name, "a handler did not answer every command of a set: handling each alone"),
         Err(failure) => warn!(name = commands[0].name, %failure, "a set of commands failed: handling each alone"),
     }
-    undo.apply(enlisted).await.map_err(failed)?;
+    undo(enlisted, sends).await.map_err(failed)?;
     Ok(None)
 }
 
 async fn handle_alone(
     handler: &dyn CommandHandler,
     enlisted: &mut Enlisted<'_>,
+    savepoint: &mut Savepoint,
     command: &Envelope,
 ) -> Result<Answer, Failure> {
-    let undo = begin(enlisted).await?;
-    let handled = AssertUnwindSafe(handler.handle(enlisted, command)).catch_unwind().await;
+    let (sends, set) = (enlisted.sends(), savepoint.set(enlisted.own_tx()));
+    let handling = AssertUnwindSafe(handler.handle(enlisted, command)).catch_unwind();
+    let (set, handled) = tokio::join!(biased; set, handling);
+    set?;
     let answer = handled.map_err(|_| Failure::panicked())?;
-    match &answer {
-        Ok(_) => keep(enlisted).await?,
-        Err(_) => undo.apply(enlisted).await?,
+    if answer.is_err() {
+        undo(enlisted, sends).await?;
     }
     Ok(answer)
 }
 
-/// How to get back to where a savepoint was set.
-struct Undo {
-    sends: usize,
+/// What a command did can be undone alone. The savepoint of the last one ends with the transaction.
+#[derive(Default)]
+struct Savepoint {
+    is_set: bool,
 }
 
-async fn begin(enlisted: &Enlisted<'_>) -> Result<Undo, Failure> {
-    enlisted.tx().batch_execute("savepoint command").await?;
-    Ok(Undo { sends: enlisted.sends() })
-}
-
-async fn keep(enlisted: &Enlisted<'_>) -> Result<(), Failure> {
-    Ok(enlisted.tx().batch_execute("release savepoint command").await?)
-}
-
-impl Undo {
-    async fn apply(self, enlisted: &mut Enlisted<'_>) -> Result<(), Failure> {
-        enlisted.unsend(self.sends);
-        Ok(enlisted.tx().batch_execute("rollback to savepoint command; release savepoint command").await?)
+impl Savepoint {
+    /// Polled before the handler it is on the wire before the handler's first statement, which need not wait.
+    fn set<'a>(&mut self, tx: &'a Transaction<'a>) -> impl Future<Output = Result<(), tokio_postgres::Error>> + 'a {
+        let again = std::mem::replace(&mut self.is_set, true);
+        tx.batch_execute(if again { "release savepoint command; savepoint command" } else { "savepoint command" })
     }
+}
+
+async fn undo(enlisted: &mut Enlisted<'_>, sends: usize) -> Result<(), Failure> {
+    enlisted.unsend(sends);
+    Ok(enlisted.tx().batch_execute("rollback to savepoint command").await?)
 }
 
 /// Those without an answer, the first of each idempotency key.

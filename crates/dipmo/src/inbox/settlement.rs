@@ -12,7 +12,7 @@ use super::{InboxEvent, InboxState};
 use crate::command::{BatchItemChange, CommandChange};
 use crate::failure::Stage;
 use crate::message::{Message, OutMessage};
-use crate::process::Status;
+use crate::process::{Data, Status};
 
 /// The longest error text that is kept.
 const FAULT_MESSAGE_MAX: usize = 2_000;
@@ -144,6 +144,12 @@ pub struct Arrival {
     pub parks: Option<Park>,
 }
 
+impl Arrival {
+    pub(crate) fn is_processed(&self) -> bool {
+        self.disposition == Disposition::Processed
+    }
+}
+
 /// A message that the store holds as open work.
 #[derive(Debug, Clone)]
 pub struct Stored {
@@ -164,7 +170,7 @@ pub struct ProcessWrite {
     /// The version it had when it was loaded; `None` makes a new instance.
     pub expected: Option<i64>,
     pub version: i64,
-    pub data: Value,
+    pub data: Data,
     pub deadline: Option<OffsetDateTime>,
     pub correlation_id: Option<String>,
 }
@@ -224,6 +230,14 @@ pub struct Settlement {
     pub commands: Vec<CommandChange>,
     pub batch_items: Vec<BatchItemChange>,
     pub outbox: Vec<OutMessage>,
+}
+
+impl Settlement {
+    /// The messages were handed on from the outbox of this database, by its relay. What is processed of them
+    /// stays there, and the dedupe key tells who has had it: a copy would say nothing new.
+    pub(crate) fn is_from_outbox(&self) -> bool {
+        self.fence.iter().any(|held| held.scope == RELAY_SCOPE)
+    }
 }
 
 /// How a settlement ended.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_util::future::try_join_all;
 
 use crate::consumer::{Consumer, Grouping, Handler, Mode, Source};
 use crate::error::Result;
@@ -12,6 +13,9 @@ use crate::message::Message;
 use crate::relay::{HeldShard, LocalConsumers};
 use crate::runner::{Delivery, Runner};
 use crate::wake::Wake;
+
+/// So many messages of a consumer keep two connections busy.
+const WORTH_TWO: usize = 64;
 
 /// Whether the relay may wait for it. A handler with a transaction for each key, which may call somebody
 /// on the way, is left to its workers.
@@ -38,6 +42,29 @@ impl LocalRunners {
     }
 }
 
+impl LocalRunners {
+    async fn handle_part(&self, runner: &Runner, fence: &Fence, deliveries: &[Delivery]) -> Result<()> {
+        for batch in deliveries.chunks(runner.consumer().batch_max) {
+            let report = runner.handle(fence, batch).await?;
+            if report.retried + report.parked > 0 {
+                self.wake.fire();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// In two parts, if they are worth two transactions: a shard is in one of them, and so is every key.
+fn side_by_side(messages: Vec<Message>) -> Vec<Vec<Delivery>> {
+    let fresh = |message| Delivery::Fresh { message: Arc::new(message), fault: None };
+    if messages.len() < WORTH_TWO {
+        return vec![messages.into_iter().map(fresh).collect()];
+    }
+    let is_even = |message: &Message| message.partition.is_some_and(|shard| shard % 2 == 0);
+    let (even, odd): (Vec<Message>, Vec<Message>) = messages.into_iter().partition(is_even);
+    [even, odd].into_iter().map(|part| part.into_iter().map(fresh).collect()).collect()
+}
+
 #[async_trait]
 impl LocalConsumers for LocalRunners {
     fn takes(&self, consumer: &str) -> bool {
@@ -49,14 +76,7 @@ impl LocalConsumers for LocalRunners {
         let as_fence =
             |held: &HeldShard| Held { scope: RELAY_SCOPE.to_owned(), bucket: held.shard.into(), epoch: held.epoch };
         let fence: Fence = held.iter().map(as_fence).collect();
-        let fresh = |message| Delivery::Fresh { message: Arc::new(message), fault: None };
-        let deliveries: Vec<Delivery> = messages.into_iter().map(fresh).collect();
-        for batch in deliveries.chunks(runner.consumer().batch_max) {
-            let report = runner.handle(&fence, batch).await?;
-            if report.retried + report.parked > 0 {
-                self.wake.fire();
-            }
-        }
+        try_join_all(side_by_side(messages).iter().map(|part| self.handle_part(runner, &fence, part))).await?;
         Ok(())
     }
 }

@@ -22,6 +22,7 @@ use crate::message::Destination;
 use crate::relay::{Relay, RelayOptions};
 use crate::runner::{Runner, Worker};
 use crate::shutdown::Shutdown;
+use crate::store::postgres::listen::{Channel, Listener};
 use crate::store::postgres::{Db, schema};
 use crate::trace::TraceContext;
 use crate::transport::amqp::{AmqpOptions, AmqpPublisher};
@@ -124,6 +125,13 @@ impl Node {
         for consumer in &self.consumers {
             let runner = self.start_consumer(consumer, &wake, &mut loops).await?;
             quick.extend(runner.filter(|_| local::is_quick(consumer)));
+        }
+        if self.options.roles.worker && !self.consumers.is_empty() {
+            let (db, wake) = (self.db.clone(), wake.clone());
+            loops.spawn("listener", |mut shutdown| async move {
+                let _listener = Listener::spawn(db, Channel::Inbox, move || wake.fire());
+                shutdown.wait().await;
+            });
         }
         // After the consumers are registered: what is handed over before that would pass them by.
         if self.options.roles.relay {

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::{Instance, Status};
+use super::{Data, Instance, Status};
 use crate::command::{BatchItemChange, CommandChange};
 use crate::message::OutMessage;
 
@@ -17,7 +16,7 @@ pub struct Decision {
     pub path: Vec<String>,
     pub status: Status,
     /// The new data; `None` keeps what is there.
-    pub data: Option<Value>,
+    pub data: Option<Data>,
     pub emit: Vec<OutMessage>,
     pub timers: Vec<TimerChange>,
     pub commands: Vec<CommandChange>,
@@ -117,7 +116,7 @@ impl Decision {
 
     #[must_use]
     pub fn data(mut self, data: &impl Serialize) -> Self {
-        self.data = Some(serde_json::to_value(data).expect("a data type serialises without error"));
+        self.data = Some(Data::of(data));
         self
     }
 

@@ -4,9 +4,11 @@
 //! with a [`Decision`]; the runner folds the inputs of a key in order and commits many decisions in
 //! one transaction. Because `decide` has no effects of its own, it may be called again at any time.
 
+mod data;
 mod decision;
 mod status;
 
+pub use data::Data;
 pub use decision::{DEADLINE, Decision, TimerChange, TimerDue};
 pub use status::{IllegalStatus, Status, StatusEvent};
 
@@ -86,7 +88,7 @@ pub struct Instance {
     pub status: Status,
     /// Grows by one with every decision.
     pub version: i64,
-    pub data: serde_json::Value,
+    pub data: Data,
     pub deadline: Option<OffsetDateTime>,
     pub correlation_id: Option<String>,
 }
@@ -94,8 +96,7 @@ pub struct Instance {
 impl Instance {
     /// The data as the type the process keeps in it.
     pub fn data<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        T::deserialize(&self.data)
-            .map_err(|error| Failure::permanent("PROCESS_DATA", format!("stored data does not fit: {error}")))
+        self.data.read()
     }
 }
 

@@ -59,9 +59,12 @@ impl Lane {
 
     /// Consumers of this process first, then the inboxes of the others.
     async fn handle_or_store(&mut self, view: &View) -> Result<LaneStep> {
-        let found: Found<OutRow> = self.read(view, self.local_reads.rows(), false).await?;
+        // Read together: the view is older than both, and whoever had registered when a row of it was
+        // committed has registered by now. Where there are gaps, both are in one snapshot.
+        let rows = self.read::<OutRow>(view, self.local_reads.rows(), false);
+        let (found, subscriptions) = tokio::join!(biased; rows, self.link.read_subscriptions());
+        let (found, subscriptions) = (found?, subscriptions?);
         self.local_reads.adapt(&found.fresh, self.shards.len(), self.options.batch_rows);
-        let subscriptions = self.subscriptions_for(&found).await?;
         let handled = self.handle_local(&found, &subscriptions).await?;
         self.store(view, found.map(IdRow::of), &subscriptions, &handled).await
     }

@@ -23,7 +23,6 @@ mod shard;
 mod spans;
 mod state;
 mod verify;
-mod wake;
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,6 +43,7 @@ use crate::backoff::RetryPolicy;
 use crate::error::{Error, Result};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::Db;
+use crate::store::postgres::listen::{Channel, Listener};
 pub use crate::store::postgres::wal::ForeignTable;
 use crate::trace::TraceContext;
 use crate::transport::Publisher;
@@ -51,7 +51,6 @@ use crate::wake::Wake;
 use lane::LaneStep;
 use pace::{Pace, Woken};
 use session::Session;
-use wake::Listener;
 
 /// The lane of messages for consumers in the same database.
 pub const INTERNAL: &str = "INTERNAL";
@@ -69,6 +68,8 @@ const UNWANTED_POLL: Duration = Duration::from_secs(1);
 /// Under load, what is handled in this process is taken in batches of this much time: each has its price,
 /// however small it is.
 const LOCAL_BATCH: Duration = Duration::from_millis(10);
+/// While every lane is at work nobody could use what a poll finds; the leases are looked after all the same.
+const ALL_AT_WORK: Duration = Duration::from_millis(50);
 /// How often a busy relay repeats to the writers that they need not notify.
 const REPEAT_BUSY: Duration = Duration::from_secs(1);
 
@@ -191,7 +192,8 @@ impl Relay {
 
     /// Relays until asked to stop, then finishes the step it is in and gives its shards back.
     pub async fn run(&self, mut shutdown: Shutdown) {
-        let _listener = Listener::spawn(self.db.clone(), Arc::clone(&self.options.outbox_wake));
+        let woken = Arc::clone(&self.options.outbox_wake);
+        let _listener = Listener::spawn(self.db.clone(), Channel::Outbox, move || woken.notify_one());
         let mut delay = REOPEN.0;
         while !shutdown.requested() {
             let begun = Instant::now();
@@ -280,9 +282,10 @@ impl Relay {
         loaded: bool,
         shutdown: &mut Shutdown,
     ) -> Result<Woken> {
-        let sleep = tokio::time::sleep(pause);
-        tokio::pin!(sleep);
         let quiet = !loaded && pause > self.options.poll_min.max(WAITING_POLL);
+        let sleep = tokio::time::sleep(pause);
+        let all_at_work = tokio::time::sleep(pause.max(ALL_AT_WORK));
+        tokio::pin!(sleep, all_at_work);
         loop {
             tokio::select! {
                 biased;
@@ -295,8 +298,11 @@ impl Relay {
                         return Ok(Woken::Signal);
                     }
                 }
-                () = self.options.outbox_wake.notified(), if quiet => return Ok(Woken::Signal),
-                () = &mut sleep => return Ok(if quiet { Woken::Fallback } else { Woken::Signal }),
+                () = self.options.outbox_wake.notified(), if quiet && session.is_idle() => return Ok(Woken::Signal),
+                () = &mut sleep, if session.is_idle() => {
+                    return Ok(if quiet { Woken::Fallback } else { Woken::Signal });
+                }
+                () = &mut all_at_work, if !session.is_idle() => return Ok(Woken::Signal),
             }
         }
     }

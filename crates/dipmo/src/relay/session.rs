@@ -190,6 +190,11 @@ impl Session {
         !self.running.is_empty()
     }
 
+    /// A lane could begin a step at once.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.idle.is_empty()
+    }
+
     /// The horizon waits for somebody's end, which nobody announces.
     pub(super) fn is_waiting(&self) -> bool {
         self.horizon.as_ref().is_some_and(Horizon::is_waiting)

@@ -10,8 +10,8 @@ use crate::command::{BatchItemChange, CommandChange};
 use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settlement, TimerWrite};
 use crate::message::{Message, OutMessage};
 use crate::process::{
-    Address, DEADLINE, Decision, Failure, Instance, OperatorAction, OperatorVerb, Status, StatusEvent, TimerChange,
-    TimerDue,
+    Address, DEADLINE, Data, Decision, Failure, Instance, OperatorAction, OperatorVerb, Status, StatusEvent,
+    TimerChange, TimerDue,
 };
 use crate::store::{InstanceKey, Loaded};
 
@@ -162,7 +162,7 @@ impl<'a> Instances<'a> {
             state: String::new(),
             status: Status::New,
             version: 0,
-            data: Value::Null,
+            data: Data::default(),
             deadline: None,
             correlation_id,
         });

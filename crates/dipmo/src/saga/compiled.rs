@@ -12,6 +12,9 @@ use super::rules::{self, Flaw};
 use crate::backoff::RetryPolicy;
 use crate::message::{Destination, dedupe_key};
 
+/// The first bytes of a UUIDv7 are its time.
+const TIME_BYTES: usize = 6;
+
 /// Made once a definition, never for a message.
 #[derive(Debug)]
 pub struct Compiled {
@@ -102,11 +105,16 @@ impl Compiled {
         self.steps[n].undo.as_ref()
     }
 
-    /// The same for every send of the command.
+    /// The same for every send of the command. It begins as the saga's id does, with the time: in an index
+    /// they are neighbours, instead of anywhere.
     pub(super) fn command_id(&self, saga: Uuid, name: &str) -> Uuid {
         match self.definition.kind {
             Kind::Command if self.step_names.first().is_some_and(|step| step == name) => saga,
-            _ => dedupe_key([saga.to_string().as_str(), name]),
+            _ => {
+                let mut id = dedupe_key([saga.to_string().as_str(), name]).into_bytes();
+                id[..TIME_BYTES].copy_from_slice(&saga.as_bytes()[..TIME_BYTES]);
+                Uuid::from_bytes(id)
+            }
         }
     }
 }

@@ -32,6 +32,9 @@ pub struct SagaData {
     /// An answer that came during a pause, applied when the saga resumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<Held>,
+    /// When the saga's timer fires: not later than anything it waits for.
+    #[serde(default, with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub alarm: Option<OffsetDateTime>,
     /// What the saga answered, once it has succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,

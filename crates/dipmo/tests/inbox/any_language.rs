@@ -36,7 +36,7 @@ async fn outbox_append_goes_with_its_transaction_and_refuses_with_a_reason() {
     let refused = [
         (append.to_owned(), "23505", "in the outbox already"),
         (append.replace("KAFKA:t", "SMTP:x"), "22023", "unknown destination"),
-        (append.replace("'Q-1'", "repeat('q', 2000)"), "23514", "outbox_key_fits"),
+        (append.replace("'Q-1'", "repeat('q', 2000)"), "22023", "too long"),
         (append.replace("'Q-1'", "null"), "22004", "must not be null"),
     ];
     for (sql, code, says) in refused {

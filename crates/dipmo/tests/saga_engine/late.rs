@@ -5,7 +5,7 @@ use std::time::Duration;
 use dipmo::command::CommandStatus;
 use dipmo::command::envelope::kind;
 use dipmo::failure::Failure;
-use dipmo::process::{Input, Process, Status};
+use dipmo::process::{Input, OperatorVerb, Process, Status};
 use dipmo::saga::StepStatus;
 use serde_json::json;
 use uuid::Uuid;
@@ -64,10 +64,37 @@ fn a_worker_that_has_begun_gets_the_time_it_asks_for() {
     world.deliver(&answer).unwrap();
     assert_eq!(world.commands[&command.command_id].status, CommandStatus::Running);
     assert_eq!(world.timers.len(), 1);
-    assert_eq!(world.timers.values().next(), Some(&(world.now + Duration::from_secs(600))));
+    let due = |world: &World| world.data().steps[CHECK_BALANCE].due.unwrap();
+    assert_eq!(due(&world), world.now + Duration::from_secs(600));
     let greedy = world.answer(&command, kind::STARTED, json!({ "leaseMs": u64::MAX }));
     world.deliver(&greedy).unwrap();
-    assert!(world.timers.values().all(|due| *due <= world.now + Duration::from_secs(7 * 86_400)));
+    assert!(due(&world) <= world.now + Duration::from_secs(7 * 86_400));
+}
+
+#[test]
+fn the_timer_of_a_saga_is_left_alone_until_it_fires_early_and_is_set_anew() {
+    let mut world = started();
+    let timers = world.timers.clone();
+    world.now += Duration::from_secs(10);
+    let command = world.last_request();
+    world.completes(&command, json!({}));
+    let due = world.data().steps[CHECK_LIMIT].due.unwrap();
+    assert_eq!((world.state(), &world.timers), (CHECK_LIMIT, &timers), "nothing is written for it");
+    assert!(timers.values().all(|early| *early < due));
+    assert!(world.fire());
+    assert_eq!(world.now, due, "fired early, then in time");
+    assert!(world.notes.iter().any(|note| note.starts_with("nothing is due yet")), "{:?}", world.notes);
+    assert_eq!(world.data().steps[CHECK_LIMIT].status, StepStatus::Waiting);
+}
+
+#[test]
+fn a_step_that_wants_less_time_than_the_last_is_not_kept_waiting() {
+    let mut definition = payment::definition();
+    definition.steps[1].timeout = Duration::from_secs(1);
+    let mut world = World::started(definition, payment::input(true));
+    let command = world.last_request();
+    world.completes(&command, json!({}));
+    assert_eq!(world.timers.into_values().collect::<Vec<_>>(), [world.now + Duration::from_secs(1)]);
 }
 
 #[test]
@@ -128,9 +155,13 @@ fn answers_for_nobody_are_noted_or_ignored() {
 
 #[test]
 fn a_timer_for_which_nobody_waits_is_stale() {
-    let world = started();
-    for name in ["timeout:STEP_CHECK_BALANCE:2", "retry:STEP_CHECK_BALANCE:1", "timeout:STEP_X:1", ""] {
+    let mut world = started();
+    let stale = |world: &World, name| {
         let decision = world.orchestrator.decide(world.instance.as_ref(), Input::Timer { name }, world.now);
-        assert!(matches!(decision, Err(Failure::Stale { .. })), "{name}");
-    }
+        matches!(decision, Err(Failure::Stale { .. }))
+    };
+    assert!(stale(&world, "of somebody else"));
+    assert!(!stale(&world, "alarm"));
+    world.operator(OperatorVerb::Pause).unwrap();
+    assert!(world.timers.is_empty() && stale(&world, "alarm"), "it fired while it was being cancelled");
 }

@@ -11,7 +11,7 @@ use dipmo::command::envelope::{header, kind};
 use dipmo::command::{BatchItemChange, CommandChange, CommandEvent, CommandStatus, Envelope};
 use dipmo::failure::Failure;
 use dipmo::process::{
-    Address, Decision, Input, Instance, OperatorAction, OperatorVerb, Process, Status, StatusEvent, TimerChange,
+    Address, Data, Decision, Input, Instance, OperatorAction, OperatorVerb, Process, Status, StatusEvent, TimerChange,
     TimerDue,
 };
 use dipmo::saga::{Compiled, Definition, Orchestrator, Registry, SagaData};
@@ -170,6 +170,11 @@ impl World {
         self.now = self.now.max(due);
         self.timers.remove(&name);
         match self.decide(Input::Timer { name: &name }) {
+            // Set for something earlier: it is set anew.
+            Ok(decision) if decision.remark => {
+                self.apply(decision, None);
+                return self.fire();
+            }
             Ok(decision) => self.apply(decision, None),
             Err(Failure::Stale { .. }) => panic!("{name} was set and not cancelled, yet nothing waits for it"),
             Err(other) => panic!("{name}: {other}"),
@@ -188,7 +193,7 @@ impl World {
             state: String::new(),
             status: Status::New,
             version: 0,
-            data: Value::Null,
+            data: Data::default(),
             deadline: None,
             correlation_id: None,
         });
@@ -213,10 +218,10 @@ impl World {
     fn apply_timers(&mut self, changes: Vec<TimerChange>, status: Status) {
         for change in changes {
             match change {
-                TimerChange::Set { name, due: TimerDue::After(after) } => {
-                    self.timers.insert(name, self.now + after);
+                TimerChange::Set { name, due: TimerDue::At(due) } => {
+                    self.timers.insert(name, due);
                 }
-                TimerChange::Set { due: TimerDue::At(_), .. } => panic!("a saga counts from the commit"),
+                TimerChange::Set { due: TimerDue::After(_), .. } => panic!("a saga knows when its timer fires"),
                 TimerChange::Cancel { name } => {
                     self.timers.remove(&name);
                 }

@@ -1,10 +1,13 @@
 //! What operators can do to a saga, and what they are refused.
 
+use dipmo::batch::BatchWatcher;
 use dipmo::command::CommandError;
 use dipmo::operator::sagas::{Intervention, intervene, resubmit_dead_letter};
 use dipmo::operator::{Change, Changed};
 use dipmo::process::OperatorVerb;
+use dipmo::saga::START_QUEUE;
 use dipmo::{ErrorKind, Result};
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::Scene;
@@ -148,4 +151,42 @@ async fn a_dead_letter_is_sent_again_by_its_own_id_and_only_while_it_is_one() {
     let refusal = again().await.unwrap_err();
     assert_eq!(refusal.kind(), ErrorKind::Conflict);
     assert!(refusal.to_string().contains("is SUCCEEDED and not a dead letter"), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_batch_of_which_something_is_taken_up_again_ends_once_more() {
+    let scene = Scene::new(true).await;
+    scene.shop.fails("Reserve", Some(CommandError::permanent("SOLD_OUT", "there is no book left")));
+    let (batch, saga, message) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
+    let envelope = json!({
+        "messageId": message, "type": "CommandRequested", "name": "Purchase", "commandId": saga, "correlationId": saga,
+        "occurredAt": "2026-11-16T08:00:00Z", "key": "P-1", "payload": { "item": "book" },
+        "headers": { "schemaVersion": "1", "batchId": batch, "batchItem": "i1" }
+    });
+    scene
+        .world
+        .execute(&format!(
+            "insert into dipmo.batch_run (batch_id, type, status, expected) values ('{batch}', 'Purchase', 'NEW', 1);
+             insert into dipmo.batch_item (batch_id, item_id, status, saga_id) values ('{batch}', 'i1', 'NEW', '{saga}');
+             select dipmo.outbox_append('INTERNAL:{START_QUEUE}', 'Command', 'P-1', 'CommandRequested', '{envelope}',
+                                        correlation_id => '{saga}', message_id => '{message}')"
+        ))
+        .await;
+    scene.run().await;
+    let watcher = BatchWatcher::new(scene.world.db.clone()).telling(Some("KAFKA:events".parse().unwrap()));
+    assert_eq!((watcher.run_once().await.unwrap(), scene.status(saga).await), (1, "FAILED FAILED".into()));
+    let run = "select status || ' ' || endings || ' ' || (completed_at is not null) from dipmo.batch_run";
+    assert_eq!(scene.world.texts(run).await, ["FAILED 1 true"]);
+    scene.shop.fails("Reserve", None);
+    scene.act(saga, OperatorVerb::Resubmit).await.unwrap();
+    assert_eq!(scene.world.texts(run).await, ["RUNNING 1 false"], "it is open again");
+    scene.run().await;
+    assert_eq!(watcher.run_once().await.unwrap(), 1);
+    assert_eq!(scene.world.texts(run).await, ["SUCCEEDED 2 true"]);
+    assert_eq!(watcher.run_once().await.unwrap(), 0, "told of once each");
+    let told = "select convert_from(payload, 'UTF8')::json -> 'payload' ->> 'status' from dipmo.outbox
+                where event_type = 'BatchCompleted' order by id";
+    assert_eq!(scene.world.texts(told).await, ["FAILED", "SUCCEEDED"]);
+    let ids = scene.world.count("(select distinct message_id from dipmo.outbox where event_type = 'BatchCompleted') m");
+    assert_eq!(ids.await, 2, "a receiver takes the second for news");
 }

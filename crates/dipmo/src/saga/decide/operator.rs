@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::step::working;
-use super::turn::{Cause, timer_name};
+use super::turn::Cause;
 use super::{Context, Turn};
 use crate::command::{BatchItemStatus, CommandError, CommandStatus};
 use crate::failure::Failure;
@@ -28,6 +28,7 @@ pub(in crate::saga) fn operator(
     };
     let place = context.compiled.place(&step);
     let mut turn = Turn::on(context, current, data, Cause::default());
+    turn.reopens = current.status.is_final();
     match (&action.verb, place) {
         (OperatorVerb::ForceComplete { evidence }, _) => turn.force_complete(&step, evidence),
         (_, None) => return Err(refused(format!("{step} is not a step of version {}", context.compiled.hash()))),
@@ -52,7 +53,7 @@ fn refused(why: impl Into<String>) -> Failure {
 impl Turn<'_> {
     fn pause(&mut self, place: Place) {
         let name = &self.context.compiled.call(place).name;
-        self.cancel_timer(name);
+        self.stop_waiting(name);
         self.pause_at(name, Paused { compensating: matches!(place, Place::Undo(_)), failed: false });
     }
 
@@ -79,14 +80,12 @@ impl Turn<'_> {
             _ => call.timeout,
         };
         record.due = Some(now + after);
-        let timer = timer_name(&call.name, record);
-        timer.into_iter().for_each(|timer| self.set_timer(timer, after));
     }
 
     fn resubmit(&mut self, place: Place) {
         let name = &self.context.compiled.call(place).name;
         self.leave_the_halt(place);
-        self.cancel_timer(name);
+        self.stop_waiting(name);
         let record = self.record(name);
         record.attempt = 0;
         // A refusal that the worker remembers is not the last word any more.
@@ -165,7 +164,7 @@ impl Turn<'_> {
 
     /// Ends the command of a step that still waits for its answer. True if there was one.
     fn close(&mut self, name: &str, status: CommandStatus, error: Option<CommandError>) -> bool {
-        self.cancel_timer(name);
+        self.stop_waiting(name);
         let Some(record) = self.data.steps.get(name).filter(|record| record.is_open()) else { return false };
         let id = record.command_id;
         let result = (status == CommandStatus::Succeeded).then_some(Value::Null);

@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 
 use super::outgoing::send_id;
 use super::timer::TIMED_OUT;
-use super::turn::{Cause, timer_name};
+use super::turn::Cause;
 use super::{Context, Turn};
 use crate::command::envelope::kind;
 use crate::command::{CommandChange, CommandError, Envelope};
@@ -71,8 +71,6 @@ impl Turn<'_> {
         record.status = StepStatus::Running;
         record.due = Some(now + lease);
         let id = record.command_id;
-        let timer = timer_name(&call.name, record);
-        timer.into_iter().for_each(|timer| self.set_timer(timer, lease));
         self.commands.push(CommandChange::Run { id, lease: Some(lease) });
         self.note(format!("{} is being worked on", call.name));
     }

@@ -24,6 +24,7 @@ pub(in crate::saga) fn start(context: &Context<'_>, message: &Message, envelope:
         given_up: None,
         paused: None,
         held: None,
+        alarm: None,
         result: None,
     };
     let identity = (envelope.command_id, message.tenant.as_str(), envelope.key.as_str());
@@ -83,6 +84,7 @@ pub(in crate::saga) fn start_again(
         item_id: batch.item,
         status: BatchItemStatus::Failed,
         error: Some("KEY_TAKEN: another saga has this key".to_owned()),
+        reopens: false,
     });
     let note = format!("command {} wanted to start the same: refused", envelope.command_id);
     Decision { batch_item, ..turn.into_remark(current, note) }

@@ -5,7 +5,6 @@ use uuid::Uuid;
 
 use super::Turn;
 use super::outgoing::send_id;
-use super::turn::timer_name;
 use crate::command::envelope::header;
 use crate::command::{CommandChange, CommandError, CommandStatus, End, Issue};
 use crate::process::Status;
@@ -50,8 +49,6 @@ impl Turn<'_> {
         record.unheard += 1;
         record.due = Some(now + timeout);
         let (id, sends, resubmitted) = (record.command_id, record.sends, record.resubmitted);
-        let timer = timer_name(&call.name, record);
-        timer.into_iter().for_each(|timer| self.set_timer(timer, timeout));
         let mut envelope = self.command_envelope(call, id, sends, content);
         if resubmitted {
             envelope = envelope.with_header(header::RESUBMITTED, true);
@@ -92,7 +89,7 @@ impl Turn<'_> {
 
     pub(super) fn complete(&mut self, place: Place, result: Value) {
         let name = &self.context.compiled.call(place).name;
-        self.cancel_timer(name);
+        self.stop_waiting(name);
         let record = self.record(name);
         record.status = StepStatus::Done;
         record.unheard = 0;
@@ -113,7 +110,7 @@ impl Turn<'_> {
     /// May help to send it again: later, if there are attempts left.
     pub(super) fn try_again(&mut self, place: Place, error: CommandError, timed_out: bool) {
         let call = self.context.compiled.call(place);
-        self.cancel_timer(&call.name);
+        self.stop_waiting(&call.name);
         let now = self.context.now;
         let record = self.record(&call.name);
         let attempt = record.attempt;
@@ -123,17 +120,15 @@ impl Turn<'_> {
         let delay = call.retry.delay_with(attempt, share_of(send_id(record.command_id, record.sends)));
         record.status = StepStatus::Waiting;
         record.due = Some(now + delay);
-        let timer = timer_name(&call.name, record);
         let note = format!("attempt {attempt} of {} of {}: {error}", call.retry.attempts_max, call.name);
         record.error = Some(error);
-        timer.into_iter().for_each(|timer| self.set_timer(timer, delay));
         self.note(note);
     }
 
     /// No further try: the step says whether the saga undoes what was done or waits for an operator.
     pub(super) fn give_up(&mut self, place: Place, error: CommandError, timed_out: bool) {
         let call = self.context.compiled.call(place);
-        self.cancel_timer(&call.name);
+        self.stop_waiting(&call.name);
         let record = self.record(&call.name);
         record.status = if timed_out { StepStatus::TimedOut } else { StepStatus::Failed };
         record.error = Some(error.clone());

@@ -1,10 +1,10 @@
 //! Time has passed: no answer came, or the next try is due.
 
-use super::turn::{Cause, timer_name};
+use super::turn::{ALARM, Cause};
 use super::{Context, Turn};
 use crate::command::CommandError;
 use crate::failure::Failure;
-use crate::process::{Decision, Instance, Status};
+use crate::process::{Decision, Instance};
 use crate::saga::data::{SagaData, StepStatus};
 
 pub(super) const TIMED_OUT: &str = "TIMED_OUT";
@@ -16,14 +16,17 @@ pub(in crate::saga) fn timer(
     name: &str,
 ) -> Result<Decision, Failure> {
     let mut turn = Turn::on(context, current, data, Cause::default());
-    let waits = matches!(current.status, Status::Running | Status::Compensating);
-    let record = turn.data.steps.get(&current.state);
-    let expected = record.and_then(|record| timer_name(&current.state, record));
-    let place = context.compiled.place(&current.state);
-    let (Some(record), Some(place), true) = (record, place, waits && expected.as_deref() == Some(name)) else {
+    let (due, place) = (turn.due(), context.compiled.place(&current.state));
+    let (Some(due), Some(place), ALARM) = (due, place, name) else {
         return Err(Failure::stale(format!("nothing waits for the timer {name} any more")));
     };
-    if record.status == StepStatus::Waiting {
+    turn.data.alarm = None;
+    if due > context.now {
+        let timers = turn.set_alarm();
+        let note = format!("nothing is due yet: {} has time until {due}", current.state);
+        return Ok(Decision { timers, ..turn.into_remark(current, note) });
+    }
+    if turn.data.status(&current.state) == Some(StepStatus::Waiting) {
         turn.send_or_give_up(place);
     } else {
         let patience = crate::span::show(context.compiled.call(place).timeout);

@@ -1,16 +1,18 @@
 //! One decision in the making.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::Context;
 use crate::command::{BatchItemChange, BatchItemStatus, CommandChange};
 use crate::message::{Message, OutMessage};
 use crate::process::{Decision, Instance, Status, TimerChange, TimerDue};
-use crate::saga::data::{SagaData, StepRecord, StepStatus};
+use crate::saga::data::{SagaData, StepRecord};
 use crate::saga::expression::Scope;
+
+/// The name of a saga's timer.
+pub(super) const ALARM: &str = "alarm";
 
 /// What led to the decision, as far as messages tell it on.
 #[derive(Debug, Clone, Default)]
@@ -46,9 +48,10 @@ pub(super) struct Turn<'a> {
     pub(super) status: Status,
     path: Vec<String>,
     pub(super) emit: Vec<OutMessage>,
-    timers: Vec<TimerChange>,
     pub(super) commands: Vec<CommandChange>,
     batch_item: Option<BatchItemChange>,
+    /// The saga had ended, and goes on.
+    pub(super) reopens: bool,
     notes: Vec<String>,
 }
 
@@ -72,9 +75,9 @@ impl<'a> Turn<'a> {
             status: Status::New,
             path: Vec::new(),
             emit: Vec::new(),
-            timers: Vec::new(),
             commands: Vec::new(),
             batch_item: None,
+            reopens: false,
             notes: Vec::new(),
         }
     }
@@ -109,17 +112,31 @@ impl<'a> Turn<'a> {
         self.notes.push(note.into());
     }
 
-    pub(super) fn set_timer(&mut self, name: String, after: Duration) {
-        self.timers.push(TimerChange::Set { name, due: TimerDue::After(after) });
-    }
-
     /// Nothing waits for the step any more.
-    pub(super) fn cancel_timer(&mut self, step: &str) {
-        if let Some(name) = self.data.steps.get(step).and_then(|record| timer_name(step, record)) {
-            self.timers.push(TimerChange::Cancel { name });
-        }
+    pub(super) fn stop_waiting(&mut self, step: &str) {
         if let Some(record) = self.data.steps.get_mut(step) {
             record.due = None;
+        }
+    }
+
+    /// When time moves the saga on, if nothing else does before.
+    pub(super) fn due(&self) -> Option<OffsetDateTime> {
+        let waits = matches!(self.status, Status::Running | Status::Compensating);
+        self.data.steps.get(&self.state).filter(|record| waits && record.is_open())?.due
+    }
+
+    /// The one timer of a saga. It is left where it is when something later is waited for, and set anew if it
+    /// fires before that: most sagas have ended by then, and moving it would cost a row with every step.
+    pub(super) fn set_alarm(&mut self) -> Vec<TimerChange> {
+        let (due, alarm) = (self.due(), self.data.alarm);
+        if due.is_some() && alarm.is_some() && alarm <= due {
+            return Vec::new();
+        }
+        self.data.alarm = due;
+        match (due, alarm) {
+            (Some(due), _) => vec![TimerChange::Set { name: ALARM.to_owned(), due: TimerDue::At(due) }],
+            (None, Some(_)) => vec![TimerChange::Cancel { name: ALARM.to_owned() }],
+            (None, None) => Vec::new(),
         }
     }
 
@@ -129,6 +146,7 @@ impl<'a> Turn<'a> {
             item_id: batch.item.clone(),
             status,
             error,
+            reopens: self.reopens,
         });
     }
 
@@ -136,11 +154,12 @@ impl<'a> Turn<'a> {
         if self.path.is_empty() {
             self.path.push(self.state.clone());
         }
+        let timers = self.set_alarm();
         let mut decision = Decision::go(String::new()).data(&self.data);
         decision.path = self.path;
         decision.status = self.status;
         decision.emit = self.emit;
-        decision.timers = self.timers;
+        decision.timers = timers;
         decision.commands = self.commands;
         decision.batch_item = self.batch_item;
         decision.note = (!self.notes.is_empty()).then(|| self.notes.join("; "));
@@ -153,14 +172,5 @@ impl<'a> Turn<'a> {
         decision.emit = self.emit;
         decision.commands = self.commands;
         decision
-    }
-}
-
-/// The timer that is set for a step now. Its number keeps one that fires late from being taken for the next.
-pub(super) fn timer_name(step: &str, record: &StepRecord) -> Option<String> {
-    match record.status {
-        StepStatus::Sent | StepStatus::Running => Some(format!("timeout:{step}:{}", record.sends)),
-        StepStatus::Waiting => Some(format!("retry:{step}:{}", record.sends)),
-        _ => None,
     }
 }

@@ -31,7 +31,7 @@ returning item_id";
 
 const LOCK_OPEN: &str = "
 -- batch.lock_open
-select batch_id, type, tenant, scheduled_for, expected, coalesce($2, now())
+select batch_id, type, tenant, scheduled_for, expected, coalesce($2, now()), endings
 from dipmo.batch_run
 where status in ('NEW', 'RUNNING')
 order by batch_id limit $1
@@ -46,7 +46,8 @@ const NOTE: &str = "
 -- batch.note
 update dipmo.batch_run b
 set counts = n.counts::jsonb, status = n.status,
-    completed_at = case when n.status = 'RUNNING' then null else coalesce($4, now()) end
+    completed_at = case when n.status = 'RUNNING' then null else coalesce($4, now()) end,
+    endings = b.endings + (n.status <> 'RUNNING')::integer
 from unnest($1::uuid[], $2::text[], $3::text[]) as n (batch_id, counts, status)
 -- A batch in which nothing moved is not written.
 where b.batch_id = n.batch_id and (b.status, b.counts) is distinct from (n.status, n.counts::jsonb)";
@@ -66,6 +67,8 @@ pub(crate) struct Counted {
     pub tenant: String,
     pub scheduled_for: Option<Date>,
     pub expected: Option<i32>,
+    /// How often it had ended before.
+    pub endings: i32,
     /// By status; what there is none of is left out.
     pub counts: BTreeMap<String, i64>,
 }
@@ -119,6 +122,7 @@ pub(crate) async fn count_open(db: &Db, tx: &Transaction<'_>, max: i64) -> Resul
             tenant: row.get(2),
             scheduled_for: row.get(3),
             expected: row.get(4),
+            endings: row.get(6),
             counts: BTreeMap::new(),
         })
         .collect();

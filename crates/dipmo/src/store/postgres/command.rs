@@ -64,6 +64,15 @@ set status = s.status, last_error = s.error, changed_at = coalesce($5, now())
 from unnest($1::uuid[], $2::text[], $3::text[], $4::text[]) as s (batch_id, item_id, status, error)
 where i.batch_id = s.batch_id and i.item_id = s.item_id";
 
+const LOCK_RUNS: &str = "
+-- batch.lock_runs
+select from dipmo.batch_run where batch_id = any($1) order by batch_id for update";
+
+const REOPEN: &str = "
+-- batch.reopen
+update dipmo.batch_run set status = 'RUNNING', completed_at = null
+where batch_id = any($1) and status in ('PARTIAL', 'SUCCEEDED', 'FAILED')";
+
 /// Of several changes to one command in a batch, what was issued comes first and its end last.
 pub(super) async fn write(db: &Db, tx: &Transaction<'_>, changes: &[CommandChange]) -> Result<()> {
     if changes.is_empty() {
@@ -196,5 +205,11 @@ pub(super) async fn write_batch_items(db: &Db, tx: &Transaction<'_>, items: &[Ba
         ],
     )
     .await?;
+    let reopened: Vec<Uuid> = last.iter().filter(|item| item.reopens).map(|item| item.batch_id).collect();
+    if !reopened.is_empty() {
+        // Whoever counts it at this moment is waited for: it may be about to say that the batch has ended.
+        query(db, tx, LOCK_RUNS, &[&reopened]).await?;
+        execute(db, tx, REOPEN, &[&reopened]).await?;
+    }
     Ok(())
 }

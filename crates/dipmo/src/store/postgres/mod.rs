@@ -10,6 +10,7 @@ pub(crate) mod command_taken;
 pub mod definitions;
 pub mod inbox;
 mod lease;
+pub(crate) mod listen;
 pub(crate) mod operator;
 pub(crate) mod operator_batch;
 pub(crate) mod operator_command;
@@ -45,6 +46,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use deadpool::managed::QueueMode;
 use deadpool_postgres::{
     Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType, Transaction,
 };
@@ -144,6 +146,8 @@ impl Db {
         );
         let pool = Pool::builder(manager)
             .max_size(options.connections_max)
+            // The one that was used last has its plans and caches; the others may be needed under load.
+            .queue_mode(QueueMode::Lifo)
             .wait_timeout(Some(options.idle_in_transaction_max))
             .runtime(Runtime::Tokio1)
             .build()

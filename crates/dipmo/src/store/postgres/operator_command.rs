@@ -88,10 +88,10 @@ select id, name, tenant, business_key, status, process_id, step, attempts, reque
        error_code, last_error
 from dipmo.command
 where process_id = id
-  and id < $1
+  and process_id < $1
   and ($2::text is null or status = $2)
   and ($3::text is null or name = $3)
-order by id desc
+order by process_id desc
 limit $4";
 
 const LIST_OF_PROCESS: &str = "

@@ -33,7 +33,7 @@ select id, created_at, updated_at, status in ('NEW', 'RUNNING', 'COMPENSATING', 
 from dipmo.process where id = $2
 union
 select id, created_at, updated_at, status in ('NEW', 'RUNNING', 'COMPENSATING', 'PAUSED')
-from dipmo.process where correlation_id = $1
+from dipmo.process where correlation_id = $1 and correlation_id <> id::text
 limit 100";
 
 const INBOX: &str = "
@@ -43,6 +43,28 @@ select s.received_at, s.id::text, s.consumer || ' received ' || coalesce(s.event
         'key', s.key, 'reason', s.reason, 'error', s.error_message))
 from dipmo.inbox_status s
 where s.id >= dipmo.id_at('inbox', $2) and s.id < dipmo.id_at('inbox', $3) and s.correlation_id = $1
+order by s.id limit $4";
+
+// What was handled straight from the outbox has no row in the inbox, only the memory that it was seen.
+const HANDLED: &str = "
+-- operator.journey_handled
+with received as materialized (
+    select i.consumer_id, i.message_id from dipmo.inbox i
+    where i.id >= dipmo.id_at('inbox', $2) and i.id < dipmo.id_at('inbox', $3) and i.correlation_id = $1
+), sent as materialized (
+    select o.id, o.destination, o.event_type, o.message_id::text as message_id, o.key
+    from dipmo.relay_shard r
+    join dipmo.outbox o on o.shard = r.shard
+    where r.lane = 'INTERNAL' and o.correlation_id = $1
+      and o.id >= dipmo.id_at('outbox', $2) and o.id < dipmo.id_at('outbox', $3)
+    order by o.id limit $4
+)
+select d.seen_at, s.id::text, c.name || ' handled ' || s.event_type || ' by ' || s.destination,
+    jsonb_build_object('state', 'PROCESSED', 'message_id', s.message_id, 'key', s.key)
+from sent s
+cross join dipmo.consumer c
+join dipmo.inbox_dedupe d on d.key = dipmo.dedupe_key(c.name, 'INTERNAL', s.message_id)
+where not exists (select 1 from received r where r.consumer_id = c.id and r.message_id = s.message_id)
 order by s.id limit $4";
 
 const OUTBOX: &str = "
@@ -95,7 +117,7 @@ pub(crate) async fn messages(
     limit: i64,
 ) -> Result<Vec<Happening>> {
     let mut found = Vec::new();
-    for (place, statement) in [("inbox", INBOX), ("outbox", OUTBOX)] {
+    for (place, statement) in [("inbox", INBOX), ("inbox", HANDLED), ("outbox", OUTBOX)] {
         let rows = query(db, tx, statement, &[&correlation, &from, &to, &limit]).await?;
         found.extend(rows.iter().map(|row| happening(place, row)));
     }

@@ -7,8 +7,11 @@ use uuid::Uuid;
 
 use super::columns::column;
 use super::{Db, execute, query};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::message::OutMessage;
+
+const KEY_BYTES_MAX: usize = 1_000;
+const DESTINATION_BYTES_MAX: usize = 300;
 
 const TAKE_VERSIONS: &str = "
 -- outbox.take_versions
@@ -38,11 +41,12 @@ pub(crate) async fn append(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage
     if messages.is_empty() {
         return Ok(HashSet::new());
     }
+    let destinations: Vec<String> = column(messages, |m| m.destination.to_string());
+    fit(messages, &destinations)?;
     let taken = take_versions(db, tx, messages).await?;
     if !taken.is_empty() {
         return Ok(taken);
     }
-    let destinations: Vec<String> = column(messages, |m| m.destination.to_string());
     let headers: Vec<Option<String>> =
         column(messages, |m| m.headers.as_ref().map(|h| serde_json::Value::Object(h.clone()).to_string()));
     let numbers: Vec<i64> = (0..).take(messages.len()).collect();
@@ -71,6 +75,22 @@ pub(crate) async fn append(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage
     )
     .await?;
     Ok(HashSet::new())
+}
+
+/// What may end up in an index entry must fit into one; `dipmo.outbox_append` checks the same.
+fn fit(messages: &[OutMessage], destinations: &[String]) -> Result<()> {
+    let too_long = |(message, destination): (&OutMessage, &String)| {
+        message.key().len() > KEY_BYTES_MAX || destination.len() > DESTINATION_BYTES_MAX
+    };
+    match messages.iter().zip(destinations).position(too_long) {
+        None => Ok(()),
+        Some(at) => {
+            let (kind, bytes) = (&messages[at].event_type, messages[at].key().len());
+            let what = format!("{kind} to {:.100}: its key has {bytes} bytes", destinations[at]);
+            let limits = format!("{KEY_BYTES_MAX} are the most, and {DESTINATION_BYTES_MAX} for a destination");
+            Err(Error::new(ErrorKind::Poison, format!("cannot be appended to the outbox: {what}; {limits}")))
+        }
+    }
 }
 
 async fn take_versions(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage]) -> Result<HashSet<Uuid>> {

@@ -5,14 +5,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::poll_fn;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config, Row, Statement};
+use tokio_postgres::{Client, Row, Statement};
 
+use super::listen::named;
 use super::{Db, failed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::relay::{Holder, Ranges, Snapshot};
@@ -231,46 +230,6 @@ impl Link {
         };
         Ok(rows.iter().map(session).collect())
     }
-}
-
-/// Listens to the writers of the schema's outbox until the connection breaks.
-pub(crate) async fn listen(db: &Db, mut heard: impl FnMut()) -> Result<()> {
-    let unavailable = |e| Error::new(ErrorKind::Unavailable, "listening on PostgreSQL").source(e);
-    let (client, mut connection) = named(db.config(), "relay listen").connect(db.tls()).await.map_err(unavailable)?;
-    let statement = format!("listen {}_outbox", db.schema());
-    let listening = client.batch_execute(&statement);
-    tokio::pin!(listening);
-    let mut asked = false;
-    loop {
-        tokio::select! {
-            message = poll_fn(|context| connection.poll_message(context)) => match message {
-                Some(Ok(AsyncMessage::Notification(_))) => heard(),
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(unavailable(error)),
-                None => return Ok(()),
-            },
-            answer = &mut listening, if !asked => {
-                answer.map_err(unavailable)?;
-                asked = true;
-                // What was committed before the server began to listen for us was announced to nobody.
-                heard();
-            }
-        }
-    }
-}
-
-fn named(config: &Config, role: &str) -> Config {
-    let base = config.get_application_name().unwrap_or("dipmo").to_owned();
-    let mut config = config.clone();
-    // A network that swallows everything must not look like a server that thinks for long.
-    config
-        .application_name(format!("{base} {role}"))
-        .connect_timeout(Duration::from_secs(10))
-        .keepalives_idle(Duration::from_secs(10))
-        .keepalives_interval(Duration::from_secs(5))
-        .keepalives_retries(3)
-        .tcp_user_timeout(Duration::from_secs(30));
-    config
 }
 
 impl Drop for Link {

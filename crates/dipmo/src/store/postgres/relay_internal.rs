@@ -5,9 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::columns::column;
+use super::listen::Channel;
 use super::relay::Link;
 use super::relay_rows::IdRow;
 use crate::error::Result;
@@ -50,6 +52,10 @@ with stored as (
     returning 1
 )
 select count(*) from worked";
+
+const ANNOUNCE: &str = "
+-- relay.announce
+select pg_notify($1, '')";
 
 /// Who takes which event types from INTERNAL, and who takes which queues.
 #[derive(Debug, Clone, Default)]
@@ -128,7 +134,11 @@ impl Link {
             return Ok(0);
         }
         let (shards, ids) = (column(&new, |d| d.shard), column(&new, |d| d.id));
-        let answer = self.query(HAND_OVER, &[&shards, &ids, &column(&new, |d| d.consumer_id), &now]).await?;
+        let (consumers, workers) = (column(&new, |d| d.consumer_id), Channel::Inbox.name(self.db()));
+        let stored: [&(dyn ToSql + Sync); 4] = [&shards, &ids, &consumers, &now];
+        // Workers of other processes: those of this one are told when it is committed.
+        let told: [&(dyn ToSql + Sync); 1] = [&workers];
+        let (answer, _) = tokio::try_join!(self.query(HAND_OVER, &stored), self.query(ANNOUNCE, &told))?;
         Ok(answer[0].get::<_, i64>(0).unsigned_abs())
     }
 }

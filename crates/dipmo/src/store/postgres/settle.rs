@@ -168,11 +168,14 @@ impl From<Error> for Stop {
 pub(super) async fn settle(inbox: &PgInbox, settlement: &Settlement) -> Result<Settled> {
     let mut client = inbox.db().client().await?;
     let tx = begin(&mut client).await?;
-    let written = async {
-        guard(inbox, &tx, settlement).await?;
-        write(inbox, &tx, settlement).await
+    // Nobody's code runs in between, so the writes need not wait for the guard: they are undone if it objects.
+    let (guarded, written) =
+        tokio::join!(biased; guard(inbox, &tx, settlement), write_messages_and_processes(inbox, &tx, settlement));
+    let written = match first_failure([guarded, written]) {
+        Ok(()) => write_outbox(inbox, &tx, settlement).await,
+        Err(stop) => Err(stop),
     };
-    match written.await {
+    match written {
         Ok(()) => commit(tx).await.map(|()| Settled::Committed),
         Err(Stop::Retry(outcome)) => rolled_back(tx, outcome).await,
         Err(Stop::Failed(error)) => Err(error),
@@ -212,16 +215,21 @@ async fn lock_parked(inbox: &PgInbox, tx: &Transaction<'_>, keys: &[(String, Opt
     Ok(keys.iter().all(|parked| found.contains(parked)))
 }
 
-/// Everything that the settlement leaves behind, sent without waiting for each answer: parts that are
-/// polled together touch different rows. The outbox comes last: its ids are then in the order in which
+/// Everything that the settlement leaves behind. The outbox comes last: its ids are then in the order in which
 /// transactions got hold of their process or key, and are held open for the shortest time.
 pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+    write_messages_and_processes(inbox, tx, s).await?;
+    write_outbox(inbox, tx, s).await
+}
+
+/// Sent without waiting for each answer: parts that are polled together touch different rows.
+async fn write_messages_and_processes(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
     let db = inbox.db();
     let messages = async {
         finish(db, tx, &s.stored).await?;
         postpone(inbox, tx, &s.stored).await?;
         release(inbox, tx, &s.released).await?;
-        arrive(inbox, tx, &s.arrivals).await?;
+        arrive(inbox, tx, s).await?;
         find_awaited(inbox, tx, s).await.map_err(Stop::from)
     };
     let (processes, versions, messages) = tokio::join!(
@@ -229,8 +237,11 @@ pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement)
         remember_versions(inbox, tx, &s.versions),
         messages,
     );
-    first_failure([processes, versions.map_err(Stop::from), messages])?;
-    let taken = outbox::append(db, tx, &s.outbox).await?;
+    first_failure([processes, versions.map_err(Stop::from), messages])
+}
+
+async fn write_outbox(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+    let taken = outbox::append(inbox.db(), tx, &s.outbox).await?;
     if !taken.is_empty() {
         return Err(Stop::Retry(Settled::VersionsTaken(taken)));
     }
@@ -298,10 +309,12 @@ async fn dedupe(db: &Db, tx: &Transaction<'_>, arrivals: &[Arrival]) -> Result<H
     Ok(keys.into_iter().filter(|key| !new.contains(key)).collect())
 }
 
-async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> Result<()> {
+async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
+    let arrivals: Vec<&Arrival> = s.arrivals.iter().filter(|a| !(s.is_from_outbox() && a.is_processed())).collect();
     if arrivals.is_empty() {
         return Ok(());
     }
+    let arrivals = arrivals.as_slice();
     // Only open work has to be told its id.
     let ids: Vec<Option<i64>> = match arrivals.iter().all(|a| a.disposition.state().is_closed()) {
         true => vec![None; arrivals.len()],
@@ -348,8 +361,8 @@ async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival]) -> 
 }
 
 /// What did not end on arrival is open work; some of it parks its key.
-async fn open(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[Arrival], ids: &[Option<i64>]) -> Result<()> {
-    let known = arrivals.iter().zip(ids).filter_map(|(arrival, id)| Some((arrival, (*id)?)));
+async fn open(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[&Arrival], ids: &[Option<i64>]) -> Result<()> {
+    let known = arrivals.iter().zip(ids).filter_map(|(arrival, id)| Some((*arrival, (*id)?)));
     let open: Vec<(&Arrival, i64)> = known.filter(|(a, _)| !a.disposition.state().is_closed()).collect();
     if open.is_empty() {
         return Ok(());
