@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use dipmo::consumer::Consumer;
 use dipmo::node::LocalRunners;
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
-use dipmo::relay::{HeldShard, LocalConsumers, RelayOptions};
+use dipmo::relay::{HeldShard, LocalConsumers, Offer, RelayOptions};
 use dipmo::runner::{Runner, Worker};
 use dipmo::store::postgres::inbox::PgInbox;
 use dipmo::wake::Wake;
@@ -55,9 +55,9 @@ impl LocalConsumers for Forgetful {
         self.runners.takes(consumer)
     }
 
-    async fn handle(&self, consumer: &str, held: &[HeldShard], messages: Vec<Message>) -> dipmo::Result<()> {
+    async fn handle(&self, offer: Offer) -> dipmo::Result<()> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        self.runners.handle(consumer, held, messages).await?;
+        self.runners.handle(offer).await?;
         let forget = self.forgets.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         match forget {
             Ok(_) => Err(dipmo::Error::new(dipmo::ErrorKind::Unavailable, "the answer was lost")),
@@ -75,7 +75,9 @@ struct Scene {
 impl Scene {
     async fn new(forgets: usize) -> Self {
         let world = World::new().await;
-        let consumer = Consumer::process("notes", Notebook).from_internal(&["Placed"]);
+        let mut consumer = Consumer::process("notes", Notebook).from_internal(&["Placed"]);
+        // So that what is offered at once takes several transactions.
+        consumer.batch_max = 2;
         let store = Arc::new(PgInbox::register(world.db.clone(), &consumer).await.unwrap());
         let runner = Runner::new(store, Arc::new(consumer), world.clock.clone());
         let runners = LocalRunners::new(vec![runner.clone()], Wake::default());
@@ -171,10 +173,14 @@ async fn a_message_that_fails_parks_its_key_and_the_others_flow() {
     let scene = Scene::new(0).await;
     scene.world.append("INTERNAL", "a", &["\"1\"", "\"bad\"", "\"2\""]).await;
     scene.world.append("INTERNAL", "b", &["\"1\""]).await;
-    drain(&scene.world.relay(scene.options("r1"))).await;
+    let relay = scene.world.relay(scene.options("r1"));
+    drain(&relay).await;
     assert_eq!((scene.words("a").await, scene.words("b").await), (r#"["1"]"#.into(), r#"["1"]"#.into()));
     let sql = "select state from dipmo.inbox_status where key = 'a' order by id";
     assert_eq!(scene.world.texts(sql).await, ["DEAD", "PARKED"]);
+    scene.world.append("INTERNAL", "a", &["\"3\""]).await;
+    drain(&relay).await;
+    assert_eq!(scene.world.texts(sql).await, ["DEAD", "PARKED", "PARKED"]);
 }
 
 #[tokio::test]
@@ -189,7 +195,9 @@ async fn a_relay_that_has_lost_its_shards_cannot_settle_for_them() {
     });
     let mut message = scene.local_message().await;
     message.partition = Some(0);
-    let refused = scene.local.runners.handle("notes", &held.collect::<Vec<_>>(), vec![message]).await;
+    let (consumer, held) = ("notes".to_owned(), held.collect());
+    let offer = Offer { consumer, held, parked: false, messages: vec![message] };
+    let refused = scene.local.runners.handle(offer).await;
     assert_eq!(refused.unwrap_err().kind(), dipmo::ErrorKind::LeaseLost);
     assert_eq!(scene.words("a").await, "");
 }

@@ -10,7 +10,7 @@ use crate::consumer::{Consumer, Grouping, Handler, Mode, Source};
 use crate::error::Result;
 use crate::inbox::{Fence, Held, RELAY_SCOPE};
 use crate::message::Message;
-use crate::relay::{HeldShard, LocalConsumers};
+use crate::relay::{HeldShard, LocalConsumers, Offer};
 use crate::runner::{Delivery, Runner};
 use crate::wake::Wake;
 
@@ -43,12 +43,15 @@ impl LocalRunners {
 }
 
 impl LocalRunners {
-    async fn handle_part(&self, runner: &Runner, fence: &Fence, deliveries: &[Delivery]) -> Result<()> {
+    async fn handle_part(&self, runner: &Runner, fence: &Fence, deliveries: &[Delivery], parked: bool) -> Result<()> {
+        let mut parked = parked;
         for batch in deliveries.chunks(runner.consumer().batch_max) {
-            let report = runner.handle(fence, batch).await?;
+            let report = runner.handle_from_outbox(fence, batch, parked).await?;
             if report.retried + report.parked > 0 {
                 self.wake.fire();
             }
+            // What follows may be of a key that waits since just now.
+            parked |= report.processed < batch.len();
         }
         Ok(())
     }
@@ -71,12 +74,13 @@ impl LocalConsumers for LocalRunners {
         self.runners.contains_key(consumer)
     }
 
-    async fn handle(&self, consumer: &str, held: &[HeldShard], messages: Vec<Message>) -> Result<()> {
-        let Some(runner) = self.runners.get(consumer) else { return Ok(()) };
+    async fn handle(&self, offer: Offer) -> Result<()> {
+        let Offer { consumer, held, parked, messages } = offer;
+        let Some(runner) = self.runners.get(&consumer) else { return Ok(()) };
         let as_fence =
             |held: &HeldShard| Held { scope: RELAY_SCOPE.to_owned(), bucket: held.shard.into(), epoch: held.epoch };
         let fence: Fence = held.iter().map(as_fence).collect();
-        try_join_all(side_by_side(messages).iter().map(|part| self.handle_part(runner, &fence, part))).await?;
+        try_join_all(side_by_side(messages).iter().map(|part| self.handle_part(runner, &fence, part, parked))).await?;
         Ok(())
     }
 }

@@ -35,6 +35,17 @@ pub struct HeldShard {
     pub epoch: i64,
 }
 
+/// Messages for a consumer of this process, in the order of their shards.
+#[derive(Debug)]
+pub struct Offer {
+    pub consumer: String,
+    /// The shards that the messages are from.
+    pub held: Vec<HeldShard>,
+    /// Whether any key of the consumer is parked.
+    pub parked: bool,
+    pub messages: Vec<Message>,
+}
+
 /// The consumers of this process that take messages of INTERNAL from memory.
 #[async_trait]
 pub trait LocalConsumers: std::fmt::Debug + Send + Sync {
@@ -42,7 +53,7 @@ pub trait LocalConsumers: std::fmt::Debug + Send + Sync {
 
     /// Handles the messages in order within each key and settles them. After an error nothing is known,
     /// and they are offered again.
-    async fn handle(&self, consumer: &str, held: &[HeldShard], messages: Vec<Message>) -> Result<()>;
+    async fn handle(&self, offer: Offer) -> Result<()>;
 }
 
 impl Lane {
@@ -92,16 +103,16 @@ impl Lane {
             .iter()
             .filter_map(|shard| Some(HeldShard { shard: *shard, epoch: self.shards.get(shard)?.epoch() }))
             .collect();
-        let handle = async |(id, (name, messages)): (i32, (String, Vec<Message>))| match local
-            .handle(&name, &held, messages)
-            .await
-        {
-            Ok(()) => Ok(Some(id)),
-            Err(error) if error.kind() == ErrorKind::Conflict => {
-                warn!(consumer = name, %error, "INTERNAL goes through the inbox this time");
-                Ok(None)
+        let handle = async |(id, (taker, messages)): (i32, (&Subscriber, Vec<Message>))| {
+            let consumer = taker.name.clone();
+            match local.handle(Offer { consumer, held: held.clone(), parked: taker.parked, messages }).await {
+                Ok(()) => Ok(Some(id)),
+                Err(error) if error.kind() == ErrorKind::Conflict => {
+                    warn!(consumer = taker.name, %error, "INTERNAL goes through the inbox this time");
+                    Ok(None)
+                }
+                Err(error) => Err(error),
             }
-            Err(error) => Err(error),
         };
         let done = try_join_all(by_consumer.into_iter().map(handle)).await?;
         Ok(done.into_iter().flatten().collect())
@@ -147,18 +158,17 @@ impl Lane {
 }
 
 /// What each consumer that is wanted gets, in the order of the rows.
-fn messages(
-    subscriptions: &Subscriptions,
+fn messages<'a>(
+    subscriptions: &'a Subscriptions,
     rows: &[&OutRow],
     wanted: impl Fn(&Subscriber) -> bool,
-) -> BTreeMap<i32, (String, Vec<Message>)> {
+) -> BTreeMap<i32, (&'a Subscriber, Vec<Message>)> {
     let mut wants: HashMap<i32, bool> = HashMap::new();
-    let mut by_consumer: BTreeMap<i32, (String, Vec<Message>)> = BTreeMap::new();
+    let mut by_consumer: BTreeMap<i32, (&Subscriber, Vec<Message>)> = BTreeMap::new();
     for row in rows {
         for consumer in subscriptions.takers(&IdRow::of(row)) {
             if *wants.entry(consumer.id).or_insert_with(|| wanted(consumer)) {
-                let (_, messages) =
-                    by_consumer.entry(consumer.id).or_insert_with(|| (consumer.name.clone(), Vec::new()));
+                let (_, messages) = by_consumer.entry(consumer.id).or_insert_with(|| (consumer, Vec::new()));
                 messages.push(row.message());
             }
         }

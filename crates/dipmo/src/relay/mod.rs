@@ -34,7 +34,7 @@ use tracing::warn;
 
 pub use horizon::HorizonOptions;
 pub(crate) use horizon::{Holder, Snapshot};
-pub use internal::{HeldShard, LocalConsumers};
+pub use internal::{HeldShard, LocalConsumers, Offer};
 pub(crate) use ranges::Ranges;
 pub use reader::Reader;
 pub use state::{IllegalTransition, OutboxEvent, OutboxState};

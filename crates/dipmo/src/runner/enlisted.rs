@@ -47,7 +47,7 @@ impl Runner {
         batch: Batch<'_>,
     ) -> Result<Report> {
         // Loaded once for all groups; whatever changes meanwhile is found out when a group settles.
-        let loaded = self.load(None, batch.deliveries).await?;
+        let loaded = self.load(None, batch).await?;
         if grouping == Grouping::Batch {
             let group = GroupWork { handler, batch, loaded: &loaded, refusals: Refusals::TakeApart };
             let whole = self.enlist_group(&group, batch.deliveries, Known::default()).await?;
@@ -106,7 +106,7 @@ impl Runner {
                 }
                 Ok(Enlistment::Settled(Settled::Conflict)) => {
                     conflicts += 1;
-                    loaded = Cow::Owned(self.load(None, deliveries).await?);
+                    loaded = Cow::Owned(self.load(None, Batch { parked: true, ..batch }).await?);
                     continue;
                 }
                 Ok(Enlistment::Refused(_)) if work.refusals == Refusals::TakeApart => return Ok(Group::Apart),

@@ -90,6 +90,8 @@ pub(super) struct Batch<'a> {
     pub(super) fence: &'a Fence,
     pub(super) spans: &'a Spans<'a>,
     pub(super) deliveries: &'a [Delivery],
+    /// Keys of the consumer may be parked.
+    pub(super) parked: bool,
 }
 
 /// Folds with a process deciding on every message.
@@ -237,7 +239,7 @@ struct Fold<'a> {
 
 impl<'a> Fold<'a> {
     fn new(batch: Batch<'a>, loaded: &'a Loaded, known: &'a Known) -> Self {
-        let Batch { consumer, fence, spans, deliveries } = batch;
+        let Batch { consumer, fence, spans, deliveries, .. } = batch;
         let state = |key: &str| KeyState {
             blocked: known.blocked.contains(key),
             version: loaded.versions.get(key).copied(),

@@ -16,6 +16,7 @@ pub use worker::{Worker, WorkerStep};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use time::OffsetDateTime;
 use tracing::{debug, warn};
 
 use crate::clock::Clock;
@@ -100,6 +101,16 @@ impl Runner {
     /// Handles the deliveries, in order within each key, and settles them. The fence may hold more
     /// than these deliveries need.
     pub async fn handle(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
+        self.handle_from_outbox(fence, deliveries, true).await
+    }
+
+    /// The same for one who has seen whether any key of the consumer is parked, and keeps others from parking one.
+    pub(crate) async fn handle_from_outbox(
+        &self,
+        fence: &Fence,
+        deliveries: &[Delivery],
+        parked: bool,
+    ) -> Result<Report> {
         if deliveries.is_empty() {
             return Ok(Report::default());
         }
@@ -107,7 +118,7 @@ impl Runner {
             return Err(Error::lease_lost("a bucket of this batch is not held"));
         }
         let spans = Spans::new(self.trace.as_ref(), &self.consumer.name);
-        let batch = Batch { consumer: &self.consumer, fence, spans: &spans, deliveries };
+        let batch = Batch { parked, ..self.batch(fence, &spans, deliveries) };
         let handled = match &self.consumer.handler {
             Handler::Process(process) => self.decide(process.as_ref(), batch).await,
             Handler::Enlisted { handler, grouping } => self.enlist(handler.as_ref(), *grouping, batch).await,
@@ -124,7 +135,7 @@ impl Runner {
             return Err(Error::lease_lost("a partition of this batch is not held"));
         }
         let spans = Spans::new(None, &self.consumer.name);
-        let batch = Batch { consumer: &self.consumer, fence, spans: &spans, deliveries };
+        let batch = self.batch(fence, &spans, deliveries);
         let report = self.in_parts(batch, |part| self.store_part(part)).await?;
         self.count(&report);
         Ok(report)
@@ -134,10 +145,14 @@ impl Runner {
     /// a source is owned, so there is no fence: what two nodes were given is told apart by its id alone.
     pub async fn take_in(&self, deliveries: &[Delivery]) -> Result<Report> {
         let (spans, fence) = (Spans::new(None, &self.consumer.name), Fence::new());
-        let batch = Batch { consumer: &self.consumer, fence: &fence, spans: &spans, deliveries };
+        let batch = self.batch(&fence, &spans, deliveries);
         let report = self.in_parts(batch, |part| self.store_part(part)).await?;
         self.count(&report);
         Ok(report)
+    }
+
+    fn batch<'a>(&'a self, fence: &'a Fence, spans: &'a Spans<'a>, deliveries: &'a [Delivery]) -> Batch<'a> {
+        Batch { consumer: &self.consumer, fence, spans, deliveries, parked: true }
     }
 
     async fn decide(&self, process: &dyn Process, batch: Batch<'_>) -> Result<Report> {
@@ -196,19 +211,19 @@ impl Runner {
         Err(self.too_many_conflicts())
     }
 
-    async fn decide_part(&self, process: &dyn Process, batch: Batch<'_>) -> Result<Report> {
+    async fn decide_part(&self, process: &dyn Process, mut batch: Batch<'_>) -> Result<Report> {
         let Batch { spans, deliveries, .. } = batch;
         spans.open(deliveries);
         let mut known = Known::default();
         for _ in 0..CONFLICTS_MAX {
-            let loaded = self.load(Some(process), deliveries).await?;
+            let loaded = self.load(Some(process), batch).await?;
             let folded = fold::fold_process(batch, process, &loaded, &known);
             match self.settle(&folded, &mut known).await {
                 Ok(true) => {
                     spans.settled(deliveries, &folded.settlement);
                     return Ok(folded.report);
                 }
-                Ok(false) => {}
+                Ok(false) => batch.parked = true,
                 // It is the decision that cannot be stored: the message fails, with its envelope intact.
                 Err(error)
                     if error.kind() == ErrorKind::Poison && deliveries.len() == 1 && known.failures.is_empty() =>
@@ -232,12 +247,18 @@ impl Runner {
         Ok(false)
     }
 
-    async fn load(&self, process: Option<&dyn Process>, deliveries: &[Delivery]) -> Result<Loaded> {
+    async fn load(&self, process: Option<&dyn Process>, batch: Batch<'_>) -> Result<Loaded> {
+        let with_versions = self.consumer.versions != VersionPolicy::Unchecked;
+        if process.is_none() && !with_versions && !batch.parked {
+            return Ok(Loaded::nothing(OffsetDateTime::UNIX_EPOCH));
+        }
         let mut keys = BTreeSet::new();
         let (mut instances, mut ids) = (BTreeSet::new(), BTreeSet::new());
-        for delivery in deliveries {
+        for delivery in batch.deliveries {
             if let Some(message) = delivery.message() {
-                keys.insert(message.key.clone());
+                if batch.parked || with_versions {
+                    keys.insert(message.key.clone());
+                }
                 // One that panics fails its message when that is folded.
                 match process.map(|process| fold::address(process, message)) {
                     Some(Ok(Address::Key { process_type, business_key })) => {
@@ -255,7 +276,7 @@ impl Runner {
             ids: ids.into_iter().collect(),
             instances: instances.into_iter().collect(),
             keys: keys.into_iter().collect(),
-            with_versions: self.consumer.versions != VersionPolicy::Unchecked,
+            with_versions,
         };
         self.store.load(&request).await
     }

@@ -29,7 +29,7 @@ const LOAD_BY_ID: &str = "
 select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id, p.type
 from dipmo.process p where p.id = any($1)";
 
-const CREATE: &str = "
+pub(super) const CREATE: &str = "
 -- process.create
 insert into dipmo.process (id, type, tenant, business_key, state, status, version, data, deadline,
     correlation_id, created_at, updated_at)
@@ -42,7 +42,7 @@ from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text
 order by s.type, s.tenant, s.business_key
 on conflict do nothing";
 
-const ADVANCE: &str = "
+pub(super) const ADVANCE: &str = "
 -- process.advance
 update dipmo.process p
 set state = s.state, status = s.status, version = s.version, data = s.data::json,

@@ -18,7 +18,8 @@ use crate::message::dedupe_key;
 const SUBSCRIPTIONS: &str = "
 -- relay.subscriptions
 select s.event_type, c.id, c.name,
-    exists (select 1 from dipmo.inbox_work w where w.consumer_id = c.id and w.state = 'RECEIVED')
+    exists (select 1 from dipmo.inbox_work w where w.consumer_id = c.id and w.state = 'RECEIVED'),
+    exists (select 1 from dipmo.parked_key k where k.consumer_id = c.id)
 from dipmo.subscription s
 join dipmo.consumer c on c.id = s.consumer_id
 order by c.id";
@@ -70,6 +71,8 @@ pub(crate) struct Subscriber {
     pub(crate) name: String,
     /// Something waits in its inbox for the first attempt.
     pub(crate) behind: bool,
+    /// Some of its keys wait behind a head that failed.
+    pub(crate) parked: bool,
 }
 
 /// A row that a consumer is to get, unless it has seen it.
@@ -114,7 +117,8 @@ impl Link {
             let what: String = row.get(0);
             let by =
                 if what.starts_with("INTERNAL:") { &mut subscriptions.by_queue } else { &mut subscriptions.by_type };
-            by.entry(what).or_default().push(Subscriber { id: row.get(1), name: row.get(2), behind: row.get(3) });
+            let consumer = Subscriber { id: row.get(1), name: row.get(2), behind: row.get(3), parked: row.get(4) };
+            by.entry(what).or_default().push(consumer);
         }
         Ok(subscriptions)
     }

@@ -168,18 +168,27 @@ impl From<Error> for Stop {
 pub(super) async fn settle(inbox: &PgInbox, settlement: &Settlement) -> Result<Settled> {
     let mut client = inbox.db().client().await?;
     let tx = begin(&mut client).await?;
-    // Nobody's code runs in between, so the writes need not wait for the guard: they are undone if it objects.
-    let (guarded, written) =
-        tokio::join!(biased; guard(inbox, &tx, settlement), write_messages_and_processes(inbox, &tx, settlement));
-    let written = match first_failure([guarded, written]) {
-        Ok(()) => write_outbox(inbox, &tx, settlement).await,
-        Err(stop) => Err(stop),
-    };
-    match written {
+    prepare_locks(inbox.db(), &tx).await?;
+    // Nobody's code runs in between, so nothing need wait for the guard: it is all undone if that objects.
+    let (guarded, written, appended) = tokio::join!(
+        biased;
+        guard(inbox, &tx, settlement),
+        write_messages_and_processes(inbox, &tx, settlement),
+        write_outbox(inbox, &tx, settlement),
+    );
+    match first_failure([guarded, written, appended]) {
         Ok(()) => commit(tx).await.map(|()| Settled::Committed),
         Err(Stop::Retry(outcome)) => rolled_back(tx, outcome).await,
         Err(Stop::Failed(error)) => Err(error),
     }
+}
+
+/// What gets hold of keys and processes is on the wire as soon as it is polled, and so before the outbox.
+async fn prepare_locks(db: &Db, tx: &Transaction<'_>) -> Result<()> {
+    for statement in [FINISH, process::CREATE, process::ADVANCE] {
+        tx.prepare_cached(&db.sql(statement)).await.map_err(|e| super::failed(statement, e))?;
+    }
+    Ok(())
 }
 
 /// Ends the transaction before the connection goes back to the pool.
