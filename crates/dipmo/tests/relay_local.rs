@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use dipmo::consumer::Consumer;
+use dipmo::consumer::{Consumer, Grouping};
+use dipmo::handler::{Enlisted, EnlistedHandler};
 use dipmo::node::LocalRunners;
 use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use dipmo::relay::{HeldShard, LocalConsumers, Offer, RelayOptions};
@@ -66,6 +67,25 @@ impl LocalConsumers for Forgetful {
     }
 }
 
+/// Writes a row for every message.
+struct Counting(String);
+
+#[async_trait]
+impl EnlistedHandler for Counting {
+    async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure> {
+        enlisted.tx().execute(&self.0, &[&message.key]).await?;
+        Ok(())
+    }
+}
+
+async fn counter(world: &World) -> Runner {
+    world.execute("create table dipmo.counted (key text not null)").await;
+    let insert = format!("insert into {}.counted values ($1)", world.db.schema());
+    let consumer = Consumer::enlisted("counter", Counting(insert)).grouped(Grouping::Batch).from_internal(&["Placed"]);
+    let store = Arc::new(PgInbox::register(world.db.clone(), &consumer).await.unwrap());
+    Runner::new(store, Arc::new(consumer), world.clock.clone())
+}
+
 struct Scene {
     world: World,
     local: Arc<Forgetful>,
@@ -80,7 +100,8 @@ impl Scene {
         consumer.batch_max = 2;
         let store = Arc::new(PgInbox::register(world.db.clone(), &consumer).await.unwrap());
         let runner = Runner::new(store, Arc::new(consumer), world.clock.clone());
-        let runners = LocalRunners::new(vec![runner.clone()], Wake::default());
+        let counter = counter(&world).await;
+        let runners = LocalRunners::new(vec![runner.clone(), counter], Wake::default());
         let local = Arc::new(Forgetful { runners, forgets: forgets.into(), asked: 0.into() });
         Self { world, local, runner }
     }
@@ -116,6 +137,7 @@ async fn a_local_consumer_handles_once_and_in_order_without_the_table() {
     relay.stop().await.unwrap();
     assert_eq!(scene.words("a").await, r#"["1","2","3"]"#);
     assert_eq!(scene.words("b").await, r#"["1"]"#);
+    assert_eq!(scene.world.count("dipmo.counted").await, 4);
     let kept = scene.world.count("dipmo.inbox_status where consumer <> 'listener'").await;
     assert_eq!(kept, 0, "the outbox has them; that they were seen is all there is to remember");
     let waiting = scene.world.count("dipmo.inbox_status where consumer = 'listener' and state = 'RECEIVED'").await;
@@ -133,8 +155,9 @@ async fn an_answer_that_is_lost_between_handling_and_cursor_has_no_second_effect
         scene.world.execute("update dipmo.relay_shard set stalled = 0").await;
     }
     drain(&relay).await;
-    assert!(scene.asked() >= 4, "it was offered again each time");
+    assert!(scene.asked() >= 8, "it was offered again to both, each time");
     assert_eq!(scene.words("a").await, r#"["1","2"]"#);
+    assert_eq!(scene.world.count("dipmo.counted").await, 2);
 }
 
 #[tokio::test]

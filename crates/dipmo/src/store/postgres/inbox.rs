@@ -9,6 +9,7 @@ use deadpool_postgres::Transaction;
 use futures_util::FutureExt as _;
 use tokio_postgres::Row;
 
+use super::settle::{Expect, Stop};
 use super::{Db, begin, claim, commit, execute, lease, look_up, process, query, settle};
 use crate::consumer::{Consumer, VersionPolicy};
 use crate::error::{ErrorKind, Result};
@@ -97,6 +98,39 @@ impl PgInbox {
     pub(super) fn checks_versions(&self) -> bool {
         self.checks_versions
     }
+
+    /// `None` when it expected too much; the handler has not been called then.
+    async fn enlist_expecting(
+        &self,
+        settlement: &Settlement,
+        handler: &dyn EnlistedHandler,
+        messages: &[Message],
+        expect: Expect,
+    ) -> Result<Option<Enlistment>> {
+        let mut client = self.db.client().await?;
+        let tx = begin(&mut client).await?;
+        match settle::guard(self, &tx, settlement, expect).await {
+            Ok(()) => {}
+            Err(Stop::Retry(outcome)) => return settle::rolled_back(tx, Some(Enlistment::Settled(outcome))).await,
+            Err(Stop::Surprise) => return settle::rolled_back(tx, None).await,
+            Err(Stop::Failed(error)) => return Err(error),
+        }
+        let mut enlisted = Enlisted::new(&self.db, &tx);
+        let handled = AssertUnwindSafe(handler.handle_group(&mut enlisted, messages)).catch_unwind().await;
+        // Which message it was only the handler knew.
+        let handled = handled.unwrap_or_else(|_| Err(GroupFailure { at: 0, failure: Failure::panicked() }));
+        if let Err(refused) = handled {
+            return settle::rolled_back(tx, Some(Enlistment::Refused(refused))).await;
+        }
+        let mut whole = settlement.clone();
+        whole.outbox.extend(enlisted.into_outbox());
+        match settle::write(self, &tx, &whole).await {
+            Ok(()) => commit_enlisted(tx).await.map(|()| Some(Enlistment::Settled(Settled::Committed))),
+            Err(Stop::Retry(outcome)) => settle::rolled_back(tx, Some(Enlistment::Settled(outcome))).await,
+            Err(Stop::Surprise) => Err(settle::surprised_for_good()),
+            Err(Stop::Failed(error)) => Err(error),
+        }
+    }
 }
 
 #[async_trait]
@@ -142,27 +176,12 @@ impl InboxStore for PgInbox {
         handler: &dyn EnlistedHandler,
         messages: &[Message],
     ) -> Result<Enlistment> {
-        let mut client = self.db.client().await?;
-        let tx = begin(&mut client).await?;
-        match settle::guard(self, &tx, settlement).await {
-            Ok(()) => {}
-            Err(settle::Stop::Retry(outcome)) => return settle::rolled_back(tx, Enlistment::Settled(outcome)).await,
-            Err(settle::Stop::Failed(error)) => return Err(error),
+        for expect in Expect::of(settlement) {
+            if let Some(enlisted) = self.enlist_expecting(settlement, handler, messages, *expect).await? {
+                return Ok(enlisted);
+            }
         }
-        let mut enlisted = Enlisted::new(&self.db, &tx);
-        let handled = AssertUnwindSafe(handler.handle_group(&mut enlisted, messages)).catch_unwind().await;
-        // Which message it was only the handler knew.
-        let handled = handled.unwrap_or_else(|_| Err(GroupFailure { at: 0, failure: Failure::panicked() }));
-        if let Err(refused) = handled {
-            return settle::rolled_back(tx, Enlistment::Refused(refused)).await;
-        }
-        let mut whole = settlement.clone();
-        whole.outbox.extend(enlisted.into_outbox());
-        match settle::write(self, &tx, &whole).await {
-            Ok(()) => commit_enlisted(tx).await.map(|()| Enlistment::Settled(Settled::Committed)),
-            Err(settle::Stop::Retry(outcome)) => settle::rolled_back(tx, Enlistment::Settled(outcome)).await,
-            Err(settle::Stop::Failed(error)) => Err(error),
-        }
+        Err(settle::surprised_for_good())
     }
 
     async fn take_partition(&self, topic: &str, partition: i32, owner: &str) -> Result<TakenPartition> {

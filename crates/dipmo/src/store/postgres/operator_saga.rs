@@ -69,7 +69,7 @@ pub(crate) async fn write(db: &Db, tx: &Transaction<'_>, consumer: &str, settlem
     match process::write(db, consumer_id, tx, settlement).await {
         Ok(()) => {}
         Err(Stop::Failed(error)) => return Err(error),
-        Err(Stop::Retry(_)) => return Err(Error::new(ErrorKind::Bug, "a locked process has moved")),
+        Err(Stop::Retry(_) | Stop::Surprise) => return Err(Error::new(ErrorKind::Bug, "a locked process has moved")),
     }
     let taken = outbox::append(db, tx, &settlement.outbox).await?;
     match taken.is_empty() {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::columns::column;
 use super::inbox::PgInbox;
 use super::{Db, begin, commit, execute, outbox, process, query};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::inbox::{Arrival, Fence, Held, Park, RELAY_SCOPE, Settled, Settlement, Stored};
 
 const FENCE: &str = "
@@ -36,6 +36,11 @@ insert into dipmo.inbox_dedupe (key, seen_at)
 select k, coalesce($2, now()) from unnest($1::uuid[]) k order by k
 on conflict do nothing
 returning key";
+
+// A third cheaper: nobody looks before it writes.
+const DEDUPE_NEW: &str = "
+-- inbox.dedupe_new
+insert into dipmo.inbox_dedupe (key, seen_at) select k, coalesce($2, now()) from unnest($1::uuid[]) k order by k";
 
 const LOCK_PARKED: &str = "
 -- inbox.lock_parked
@@ -153,9 +158,26 @@ where k.consumer_id = $1 and k.key = any($2) and k.state = 'WAITING'
 /// SQLSTATE of a statement in a transaction that has failed.
 const ABORTED: &str = "25P02";
 
+/// What is expected of the arrivals.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expect {
+    /// All are new; if not, the transaction is lost.
+    New,
+    Duplicates,
+}
+
+impl Expect {
+    /// In the order to be tried. What comes from the outbox comes again only after a crash.
+    pub(super) fn of(s: &Settlement) -> &'static [Expect] {
+        if s.is_from_outbox() { &[Expect::New, Expect::Duplicates] } else { &[Expect::Duplicates] }
+    }
+}
+
 /// What makes a transaction roll back instead of commit.
 pub(super) enum Stop {
     Retry(Settled),
+    /// Something that was expected to be new is not.
+    Surprise,
     Failed(Error),
 }
 
@@ -166,19 +188,35 @@ impl From<Error> for Stop {
 }
 
 pub(super) async fn settle(inbox: &PgInbox, settlement: &Settlement) -> Result<Settled> {
+    for expect in Expect::of(settlement) {
+        if let Some(settled) = settle_expecting(inbox, settlement, *expect).await? {
+            return Ok(settled);
+        }
+    }
+    Err(surprised_for_good())
+}
+
+/// Whoever expects duplicates is not surprised by any.
+pub(super) fn surprised_for_good() -> Error {
+    Error::new(ErrorKind::Bug, "a duplicate was not found among the arrivals")
+}
+
+/// `None` when it expected too much.
+async fn settle_expecting(inbox: &PgInbox, settlement: &Settlement, expect: Expect) -> Result<Option<Settled>> {
     let mut client = inbox.db().client().await?;
     let tx = begin(&mut client).await?;
     prepare_locks(inbox.db(), &tx).await?;
     // Nobody's code runs in between, so nothing need wait for the guard: it is all undone if that objects.
     let (guarded, written, appended) = tokio::join!(
         biased;
-        guard(inbox, &tx, settlement),
+        guard(inbox, &tx, settlement, expect),
         write_messages_and_processes(inbox, &tx, settlement),
         write_outbox(inbox, &tx, settlement),
     );
     match first_failure([guarded, written, appended]) {
-        Ok(()) => commit(tx).await.map(|()| Settled::Committed),
-        Err(Stop::Retry(outcome)) => rolled_back(tx, outcome).await,
+        Ok(()) => commit(tx).await.map(|()| Some(Settled::Committed)),
+        Err(Stop::Retry(outcome)) => rolled_back(tx, Some(outcome)).await,
+        Err(Stop::Surprise) => rolled_back(tx, None).await,
         Err(Stop::Failed(error)) => Err(error),
     }
 }
@@ -198,10 +236,10 @@ pub(super) async fn rolled_back<T>(tx: Transaction<'_>, outcome: T) -> Result<T>
 }
 
 /// Everything that must hold before user code may run in the transaction.
-pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement, expect: Expect) -> Result<(), Stop> {
     let (fence, duplicates, parked) = tokio::join!(
         check_fence(inbox.db(), tx, &s.fence),
-        dedupe(inbox.db(), tx, &s.arrivals),
+        dedupe(inbox.db(), tx, &s.arrivals, expect),
         lock_parked(inbox, tx, &s.still_parked),
     );
     fence?;
@@ -305,12 +343,19 @@ pub(super) async fn check_fence(db: &Db, tx: &Transaction<'_>, fence: &Fence) ->
     Ok(())
 }
 
-async fn dedupe(db: &Db, tx: &Transaction<'_>, arrivals: &[Arrival]) -> Result<HashSet<Uuid>> {
+/// Answers with those that were seen before.
+async fn dedupe(db: &Db, tx: &Transaction<'_>, arrivals: &[Arrival], expect: Expect) -> Result<HashSet<Uuid>, Stop> {
     if arrivals.is_empty() {
         return Ok(HashSet::new());
     }
-    let keys = column(arrivals, |a| a.dedupe_key);
-    let rows = query(db, tx, DEDUPE, &[&keys, &db.clock().for_statement()]).await?;
+    let (keys, now) = (column(arrivals, |a| a.dedupe_key), db.clock().for_statement());
+    if expect == Expect::New {
+        return match execute(db, tx, DEDUPE_NEW, &[&keys, &now]).await {
+            Err(error) if error.kind() == ErrorKind::Conflict => Err(Stop::Surprise),
+            inserted => Ok(inserted.map(|_| HashSet::new())?),
+        };
+    }
+    let rows = query(db, tx, DEDUPE, &[&keys, &now]).await?;
     if rows.len() == keys.len() {
         return Ok(HashSet::new());
     }
