@@ -221,9 +221,10 @@ async fn settle_expecting(inbox: &PgInbox, settlement: &Settlement, expect: Expe
     }
 }
 
-/// What gets hold of keys and processes is on the wire as soon as it is polled, and so before the outbox.
+/// What is prepared is on the wire as soon as it is polled: the guard first, then what gets hold of keys and
+/// processes, then the outbox, always in this order.
 async fn prepare_locks(db: &Db, tx: &Transaction<'_>) -> Result<()> {
-    for statement in [FINISH, process::CREATE, process::ADVANCE] {
+    for statement in [FENCE, FENCE_SHARDS, DEDUPE, DEDUPE_NEW, FINISH, process::CREATE, process::ADVANCE] {
         tx.prepare_cached(&db.sql(statement)).await.map_err(|e| super::failed(statement, e))?;
     }
     Ok(())
