@@ -1,7 +1,8 @@
 //! Counts the items of open batches, and says once that a batch has ended.
 //!
 //! Promise: the end of a batch and the message that tells of it commit together, once, however many nodes
-//! watch. A batch of which an operator takes something up again is open again, and ends once more. Not promised: that the counts in `batch_run` are those of this moment; they are a second old.
+//! watch. A batch of which an operator takes something up again is open again, and ends once more.
+//! Not promised: that the counts in `batch_run` are those of this moment; they are a second old.
 
 use std::time::Duration;
 

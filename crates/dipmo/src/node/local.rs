@@ -40,13 +40,16 @@ impl LocalRunners {
         let named = |runner: Runner| (runner.consumer().name.clone(), runner);
         Self { runners: runners.into_iter().map(named).collect(), wake }
     }
-}
 
-impl LocalRunners {
-    async fn handle_part(&self, runner: &Runner, fence: &Fence, deliveries: &[Delivery], parked: bool) -> Result<()> {
-        let mut parked = parked;
+    async fn handle_part(
+        &self,
+        runner: &Runner,
+        fence: &Fence,
+        deliveries: &[Delivery],
+        mut parked: bool,
+    ) -> Result<()> {
         for batch in deliveries.chunks(runner.consumer().batch_max) {
-            let report = runner.handle_from_outbox(fence, batch, parked).await?;
+            let report = runner.handle_knowing(fence, batch, parked).await?;
             if report.retried + report.parked > 0 {
                 self.wake.fire();
             }

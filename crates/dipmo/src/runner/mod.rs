@@ -101,16 +101,11 @@ impl Runner {
     /// Handles the deliveries, in order within each key, and settles them. The fence may hold more
     /// than these deliveries need.
     pub async fn handle(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
-        self.handle_from_outbox(fence, deliveries, true).await
+        self.handle_knowing(fence, deliveries, true).await
     }
 
     /// The same for one who has seen whether any key of the consumer is parked, and keeps others from parking one.
-    pub(crate) async fn handle_from_outbox(
-        &self,
-        fence: &Fence,
-        deliveries: &[Delivery],
-        parked: bool,
-    ) -> Result<Report> {
+    pub(crate) async fn handle_knowing(&self, fence: &Fence, deliveries: &[Delivery], parked: bool) -> Result<Report> {
         if deliveries.is_empty() {
             return Ok(Report::default());
         }
