@@ -11,7 +11,15 @@ use crate::{HIT_INTAKE, ONBOARDING_INTAKE};
 
 const ARRIVED: &str = "
 -- demo.arrived
-select message_id from dipmo.inbox_status where consumer = any($1)";
+select message_id from dipmo.inbox_status where consumer = any($1)
+union all
+-- What was handled straight from the outbox has no row in the inbox, only the memory that it was seen.
+(select distinct o.message_id::text
+ from dipmo.outbox o
+ cross join unnest($1::text[]) as c (name)
+ join dipmo.inbox_dedupe d on d.key = dipmo.dedupe_key(c.name, 'INTERNAL', o.message_id::text)
+ except
+ select message_id from dipmo.inbox_status where consumer = any($1))";
 
 const OPEN: &str = "
 -- demo.open

@@ -13,7 +13,10 @@ const PLAIN_EVERY: Duration = Duration::from_secs(2);
 const LOOK: &str = "
 -- demo.look
 select (select count(*) from kyc.effect),
-       (select count(*) from dipmo.inbox i join dipmo.consumer c on c.id = i.consumer_id where c.name = any($1)),
+       (select count(distinct (c.name, o.message_id)) from dipmo.outbox o cross join unnest($1::text[]) as c (name)
+        join dipmo.inbox_dedupe d on d.key = dipmo.dedupe_key(c.name, 'INTERNAL', o.message_id::text))
+       + (select count(*) from dipmo.inbox i join dipmo.consumer c on c.id = i.consumer_id
+          where c.name = any($1) and i.source <> 'INTERNAL'),
        count(*) filter (where state = 'RECEIVED'), count(*) filter (where state = 'RETRY'),
        count(*) filter (where state = 'PARKED'), count(*) filter (where state in ('DEAD', 'SERDE_ERROR')),
        (select count(*) from dipmo.parked_key where state = 'DRAINING')
