@@ -11,6 +11,7 @@ use time::OffsetDateTime;
 use crate::message::{Message, OutMessage};
 use crate::process::Failure;
 use crate::store::postgres::Db;
+use crate::store::postgres::command_ledger::Answers;
 
 /// The open transaction, and the messages to send with it.
 #[expect(missing_debug_implementations, reason = "an open transaction has nothing to show")]
@@ -19,6 +20,7 @@ pub struct Enlisted<'a> {
     tx: &'a Transaction<'a>,
     now: Option<OffsetDateTime>,
     outbox: Vec<OutMessage>,
+    answers: Answers,
 }
 
 const NOW: &str = "
@@ -27,7 +29,7 @@ select coalesce($1::timestamptz, now())";
 
 impl<'a> Enlisted<'a> {
     pub(crate) fn new(db: &'a Db, tx: &'a Transaction<'a>) -> Self {
-        Self { db, tx, now: None, outbox: Vec::new() }
+        Self { db, tx, now: None, outbox: Vec::new(), answers: Answers::default() }
     }
 
     /// For the handler's own statements. Do not commit or roll back: the runner does.
@@ -86,8 +88,13 @@ impl<'a> Enlisted<'a> {
         &mut self.outbox[from..]
     }
 
-    pub(crate) fn into_outbox(self) -> Vec<OutMessage> {
-        self.outbox
+    /// Answers to commands, written to the ledger together with what the transaction leaves behind.
+    pub(crate) fn answers(&mut self) -> &mut Answers {
+        &mut self.answers
+    }
+
+    pub(crate) fn into_parts(self) -> (Vec<OutMessage>, Answers) {
+        (self.outbox, self.answers)
     }
 }
 

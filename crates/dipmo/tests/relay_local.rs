@@ -18,8 +18,11 @@ use dipmo::runner::{Runner, Worker};
 use dipmo::store::postgres::inbox::PgInbox;
 use dipmo::wake::Wake;
 use dipmo::{Message, OutMessage};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use support::{World, drain, eager};
 use time::OffsetDateTime;
+use tokio::task::JoinSet;
 
 /// Writes down what it is told, and passes it on to those who listen for `Told`.
 struct Notebook;
@@ -219,10 +222,60 @@ async fn a_relay_that_has_lost_its_shards_cannot_settle_for_them() {
     let mut message = scene.local_message().await;
     message.partition = Some(0);
     let (consumer, held) = ("notes".to_owned(), held.collect());
-    let offer = Offer { consumer, held, parked: false, messages: vec![message] };
+    let offer = Offer { consumer, held, parked: false, now: None, messages: vec![message] };
     let refused = scene.local.runners.handle(offer).await;
     assert_eq!(refused.unwrap_err().kind(), dipmo::ErrorKind::LeaseLost);
     assert_eq!(scene.words("a").await, "");
+}
+
+/// Appends 1, 2, 3 ... under its key, each in a transaction of its own. Some give up at first, some take their
+/// time before they commit, and longer than the relay waits for anybody.
+async fn write_words(world: Arc<World>, key: String, words: usize, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut client = world.db.client().await.unwrap();
+    let append = world.sql("select dipmo.outbox_append('INTERNAL', 'order', $1, 'Placed', $2)");
+    for word in 1..=words {
+        let body = format!("\"{word}\"");
+        loop {
+            let tx = client.transaction().await.unwrap();
+            tx.execute(&append, &[&key, &body]).await.unwrap();
+            if random.random_bool(0.1) {
+                let seconds: f64 = random.random_range(0.0..0.06);
+                tx.execute("select pg_sleep($1)", &[&seconds]).await.unwrap();
+            }
+            if random.random_bool(0.9) {
+                tx.commit().await.unwrap();
+                break;
+            }
+            tx.rollback().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_read_together_with_the_horizon_is_complete_and_in_order() {
+    const WORDS: usize = 150;
+    let seed: u64 = std::env::var("DIPMO_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random);
+    println!("DIPMO_SEED={seed}");
+    let Scene { world, local, .. } = Scene::new(0).await;
+    let world = Arc::new(world);
+    let relay = world.relay(RelayOptions { local: Some(local), ..RelayOptions::new("r1") });
+    let mut writers = JoinSet::new();
+    for n in 0..6 {
+        writers.spawn(write_words(world.clone(), format!("k{n}"), WORDS, seed.wrapping_add(n)));
+    }
+    while !writers.is_empty() {
+        relay.run_once().await.unwrap();
+        while let Some(done) = writers.try_join_next() {
+            done.unwrap();
+        }
+    }
+    drain(&relay).await;
+    let words: Vec<String> = (1..=WORDS).map(|word| format!("\"{word}\"")).collect();
+    for n in 0..6 {
+        let sql = format!("select data::text from dipmo.process where business_key = 'k{n}'");
+        assert_eq!(world.texts(&sql).await, [format!("[{}]", words.join(","))], "key k{n}");
+    }
 }
 
 impl Scene {

@@ -17,13 +17,13 @@ use uuid::Uuid;
 
 use super::envelope::kind;
 use super::received::{Command, kind_of, payload_of};
-use super::worker::{Answer, ledger_failed};
+use super::worker::Answer;
 use super::{CommandError, Envelope, has_nul};
 use crate::error::{Error, ErrorKind, Result};
 use crate::failure::Failure;
 use crate::handler::{Enlisted, EnlistedHandler};
 use crate::message::{Message, OutMessage, dedupe_key};
-use crate::store::postgres::command_ledger::{self, Recorded};
+use crate::store::postgres::command_ledger::{self, Answers, Recorded};
 use crate::store::postgres::command_taken::{self as store, Found, Taken};
 use crate::store::postgres::{Db, begin, commit};
 
@@ -101,7 +101,7 @@ async fn take(enlisted: &Enlisted<'_>, command: &Command, message: &Message) -> 
 }
 
 fn failure(error: Error) -> Failure {
-    ledger_failed(error).failure
+    command_ledger::failure(&error)
 }
 
 /// Whether an answer was new.
@@ -196,7 +196,7 @@ async fn missing(db: &Db, tx: &deadpool_postgres::Transaction<'_>, command_id: U
 async fn record(db: &Db, tx: &deadpool_postgres::Transaction<'_>, command: &Command, answer: &Answer) -> Result<()> {
     let entries: Vec<_> = command.entry(answer).into_iter().collect();
     let again: HashSet<Uuid> = command.is_resubmitted().then_some(command.key).into_iter().collect();
-    if command_ledger::record(db, tx, &entries, &again).await? {
+    if (Answers { entries, again }).keep(db, tx).await? {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Conflict, "the same command was answered by somebody else at this moment"))

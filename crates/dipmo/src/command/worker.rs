@@ -19,11 +19,10 @@ use uuid::Uuid;
 
 use super::received::Command;
 use super::{CommandError, Envelope};
-use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
 use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
 use crate::message::Message;
-use crate::store::postgres::command_ledger::{self, Entry, Recorded};
+use crate::store::postgres::command_ledger::{self, Answers, Recorded};
 
 /// What a handler says to a command: its result, or why not.
 pub type Answer = Result<Value, CommandError>;
@@ -103,25 +102,10 @@ impl CommandWorker {
                 *answer = done.get(&command.key).cloned();
             }
         }
-        self.record(enlisted, commands, &new, &done).await
-    }
-
-    async fn record(
-        &self,
-        enlisted: &mut Enlisted<'_>,
-        commands: &[Command],
-        new: &[usize],
-        done: &HashMap<Uuid, Answer>,
-    ) -> Result<(), GroupFailure> {
         let kept = |at: &usize| commands[*at].entry(&done[&commands[*at].key]);
-        let entries: Vec<Entry> = new.iter().filter_map(kept).collect();
-        let again: HashSet<Uuid> = commands.iter().filter(|c| c.is_resubmitted()).map(|c| c.key).collect();
-        let recorded = command_ledger::record(enlisted.db(), enlisted.tx(), &entries, &again).await;
-        if recorded.map_err(ledger_failed)? {
-            return Ok(());
-        }
-        let why = "the same command was answered by another node meanwhile";
-        Err(GroupFailure { at: new[0], failure: Failure::transient("LEDGER_RACE", why) })
+        let again = commands.iter().filter(|c| c.is_resubmitted()).map(|c| c.key).collect();
+        enlisted.answers().extend(Answers { entries: new.iter().filter_map(kept).collect(), again });
+        Ok(())
     }
 }
 
@@ -139,9 +123,12 @@ impl EnlistedHandler for CommandWorker {
                 Command::read(message, self.replies_by.as_deref()).map_err(|failure| GroupFailure { at, failure })?,
             );
         }
+        // Those of a group before it in the same transaction.
+        std::mem::take(enlisted.answers()).keep_for_group(enlisted.db(), enlisted.tx()).await?;
         let keys: Vec<Uuid> = commands.iter().map(|command| command.key).collect();
         let looked_up = command_ledger::look_up(enlisted.db(), enlisted.tx(), &keys).await;
-        let (now, recorded) = looked_up.map_err(ledger_failed)?;
+        let failed = |error| GroupFailure { at: 0, failure: command_ledger::failure(&error) };
+        let (now, recorded) = looked_up.map_err(failed)?;
         enlisted.set_now(now);
         let before = enlisted.sends();
         let mut answers: Vec<Option<Answer>> =
@@ -264,14 +251,6 @@ fn in_sets<'a>(commands: &'a [Command], places: &[usize]) -> Vec<(&'a str, Vec<u
         }
     }
     sets
-}
-
-pub(super) fn ledger_failed(error: Error) -> GroupFailure {
-    let failure = match error.kind() {
-        ErrorKind::Poison => Failure::permanent("NOT_STORABLE", error.to_string()),
-        _ => Failure::transient("LEDGER", error.to_string()),
-    };
-    GroupFailure { at: 0, failure }
 }
 
 #[cfg(test)]

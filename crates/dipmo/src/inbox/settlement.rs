@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{InboxEvent, InboxState};
 use crate::command::{BatchItemChange, CommandChange};
 use crate::failure::Stage;
 use crate::message::{Message, OutMessage};
-use crate::process::{Data, Status};
+use crate::process::{Instance, Status};
 
 /// The longest error text that is kept.
 const FAULT_MESSAGE_MAX: usize = 2_000;
@@ -161,18 +160,10 @@ pub struct Stored {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProcessWrite {
-    pub id: Uuid,
-    pub process_type: String,
-    pub tenant: String,
-    pub business_key: String,
-    pub state: String,
-    pub status: Status,
+    /// As it is to be.
+    pub instance: Instance,
     /// The version it had when it was loaded; `None` makes a new instance.
     pub expected: Option<i64>,
-    pub version: i64,
-    pub data: Data,
-    pub deadline: Option<OffsetDateTime>,
-    pub correlation_id: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::inbox::{Fence, Held, RELAY_SCOPE};
 use crate::message::Message;
 use crate::relay::{HeldShard, LocalConsumers, Offer};
-use crate::runner::{Delivery, Runner};
+use crate::runner::{Delivery, Foreknown, Runner};
 use crate::wake::Wake;
 
 /// So many messages of a consumer keep two connections busy.
@@ -46,15 +46,15 @@ impl LocalRunners {
         runner: &Runner,
         fence: &Fence,
         deliveries: &[Delivery],
-        mut parked: bool,
+        mut foreknown: Foreknown,
     ) -> Result<()> {
         for batch in deliveries.chunks(runner.consumer().batch_max) {
-            let report = runner.handle_knowing(fence, batch, parked).await?;
+            let report = runner.handle_knowing(fence, batch, foreknown).await?;
             if report.retried + report.parked > 0 {
                 self.wake.fire();
             }
             // What follows may be of a key that waits since just now.
-            parked |= report.processed < batch.len();
+            foreknown.parked |= report.processed < batch.len();
         }
         Ok(())
     }
@@ -78,12 +78,14 @@ impl LocalConsumers for LocalRunners {
     }
 
     async fn handle(&self, offer: Offer) -> Result<()> {
-        let Offer { consumer, held, parked, messages } = offer;
+        let Offer { consumer, held, parked, now, messages } = offer;
         let Some(runner) = self.runners.get(&consumer) else { return Ok(()) };
         let as_fence =
             |held: &HeldShard| Held { scope: RELAY_SCOPE.to_owned(), bucket: held.shard.into(), epoch: held.epoch };
         let fence: Fence = held.iter().map(as_fence).collect();
-        try_join_all(side_by_side(messages).iter().map(|part| self.handle_part(runner, &fence, part, parked))).await?;
+        let foreknown = Foreknown { parked, now };
+        let parts = side_by_side(messages);
+        try_join_all(parts.iter().map(|part| self.handle_part(runner, &fence, part, foreknown))).await?;
         Ok(())
     }
 }

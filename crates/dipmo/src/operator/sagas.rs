@@ -122,7 +122,7 @@ fn outcome(decision: &Decision, dry_run: bool) -> String {
 }
 
 fn detail(instance: &Instance, verb: &OperatorVerb, settlement: &Settlement, dry_run: bool) -> Value {
-    let after = settlement.processes.first();
+    let after = settlement.processes.first().map(|process| &process.instance);
     let mut detail = json!({
         "type": instance.process_type,
         "business_key": instance.business_key,

@@ -10,8 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use metrics::counter;
+use time::OffsetDateTime;
 use tracing::warn;
 
+use super::ahead::Ahead;
 use super::horizon::View;
 use super::lane::{Found, Lane, LaneStep, ReadRow};
 use crate::error::{ErrorKind, Result};
@@ -25,7 +27,8 @@ use crate::store::postgres::relay_rows::{Cursors, IdRow, LateRanges};
 /// through the table, where attempts are counted.
 const STALLED: i32 = 2;
 
-/// Cursors over rows that were handled here are stored at this pace.
+/// Cursors over rows that were handled here are stored this often at most while there is nothing else to do,
+/// so that nobody waits for it; otherwise at the pace of all lanes.
 const LOCAL_FLUSH: Duration = Duration::from_millis(100);
 
 /// A shard that the relay holds: whoever writes for it does so under this epoch.
@@ -43,6 +46,8 @@ pub struct Offer {
     pub held: Vec<HeldShard>,
     /// Whether any key of the consumer is parked.
     pub parked: bool,
+    /// The time of the database, as of just now.
+    pub now: Option<OffsetDateTime>,
     pub messages: Vec<Message>,
 }
 
@@ -57,27 +62,40 @@ pub trait LocalConsumers: std::fmt::Debug + Send + Sync {
 }
 
 impl Lane {
-    pub(super) async fn hand_over(&mut self, view: &View) -> Result<LaneStep> {
+    pub(super) async fn hand_over(&mut self, view: &View, ahead: Option<Ahead>) -> Result<LaneStep> {
         match self.options.local {
             None => {
                 let found: Found<IdRow> = self.read(view, self.options.batch_rows, false).await?;
                 let subscriptions = self.subscriptions_for(&found).await?;
                 self.store(view, found, &subscriptions, &HashSet::new()).await
             }
-            Some(_) => self.handle_or_store(view).await,
+            Some(_) => self.handle_or_store(view, ahead).await,
         }
     }
 
     /// Consumers of this process first, then the inboxes of the others.
-    async fn handle_or_store(&mut self, view: &View) -> Result<LaneStep> {
-        // Read together: the view is older than both, and whoever had registered when a row of it was
-        // committed has registered by now. Where there are gaps, both are in one snapshot.
-        let rows = self.read::<OutRow>(view, self.local_reads.rows(), false);
-        let (found, subscriptions) = tokio::join!(biased; rows, self.link.read_subscriptions());
-        let (found, subscriptions) = (found?, subscriptions?);
+    async fn handle_or_store(&mut self, view: &View, ahead: Option<Ahead>) -> Result<LaneStep> {
+        if self.has_nothing_to_read(view) {
+            if self.flushed.elapsed() >= LOCAL_FLUSH {
+                self.flush_cursors().await?;
+            }
+            return Ok(LaneStep::default());
+        }
+        let (found, subscriptions) = match ahead.and_then(|ahead| self.vouched(view, ahead)) {
+            Some(vouched) => vouched,
+            None => self.read_with_subscriptions(view).await?,
+        };
         self.local_reads.adapt(&found.fresh, self.shards.len(), self.options.batch_rows);
         let handled = self.handle_local(&found, &subscriptions).await?;
         self.store(view, found.map(IdRow::of), &subscriptions, &handled).await
+    }
+
+    /// Read together: the view is older than both, and whoever had registered when a row of it was committed
+    /// has registered by now. Where there are gaps, both are in one snapshot.
+    async fn read_with_subscriptions(&self, view: &View) -> Result<(Found<OutRow>, Subscriptions)> {
+        let rows = self.read::<OutRow>(view, self.local_reads.rows(), false);
+        let (found, subscriptions) = tokio::join!(biased; rows, self.link.read_subscriptions());
+        Ok((found?, subscriptions?))
     }
 
     /// Read anew for every batch: who registers gets everything from then on.
@@ -103,9 +121,10 @@ impl Lane {
             .iter()
             .filter_map(|shard| Some(HeldShard { shard: *shard, epoch: self.shards.get(shard)?.epoch() }))
             .collect();
+        let now = subscriptions.read_at();
         let handle = async |(id, (taker, messages)): (i32, (&Subscriber, Vec<Message>))| {
             let consumer = taker.name.clone();
-            match local.handle(Offer { consumer, held: held.clone(), parked: taker.parked, messages }).await {
+            match local.handle(Offer { consumer, held: held.clone(), parked: taker.parked, now, messages }).await {
                 Ok(()) => Ok(Some(id)),
                 Err(error) if error.kind() == ErrorKind::Conflict => {
                     warn!(consumer = taker.name, %error, "INTERNAL goes through the inbox this time");
@@ -138,9 +157,6 @@ impl Lane {
         let mut deliveries = subscriptions.deliveries(&rows, handled);
         if deliveries.is_empty() {
             // A cursor that is behind costs duplicates after a crash, and nothing else.
-            if self.flushed.elapsed() >= LOCAL_FLUSH {
-                self.flush_cursors().await?;
-            }
             return Ok(step);
         }
         let logs = std::mem::take(&mut self.unlogged);

@@ -23,7 +23,8 @@ use crate::error::Result;
 use crate::store::postgres::relay::Link;
 use crate::store::postgres::relay_rows::{BatchLog, Cursors, ExceptionRow, LateRanges};
 
-/// Cursors that moved over nothing are stored at this pace; retention looks at them, nobody else.
+/// Cursors that are only in memory are stored at this pace: those that moved over nothing, which only retention
+/// looks at, and those over rows that were handled in this process.
 const IDLE_FLUSH: Duration = Duration::from_secs(1);
 /// Late rows are read at most this many at a time.
 const LATE_MAX: i64 = 10_000;
@@ -98,7 +99,7 @@ fn in_order<R: ReadRow>(rows: &[R]) -> bool {
 
 impl<R: ReadRow> Found<R> {
     /// New rows alone, read from the cursors up to the safe id or the limit.
-    fn fresh(fresh: Vec<R>, cursors: Cursors, view: &View, limit: usize) -> Self {
+    pub(super) fn fresh(fresh: Vec<R>, cursors: Cursors, view: &View, limit: usize) -> Self {
         assert!(in_order(&fresh), "rows come by shard and in id order");
         let mut read: BTreeMap<i16, (usize, i64)> = BTreeMap::new();
         for (shard, id) in fresh.iter().map(R::place) {
@@ -153,15 +154,15 @@ impl Lane {
         self.name
     }
 
-    pub(crate) async fn step(&mut self, turn: &Turn) -> Result<LaneStep> {
-        let view = &turn.view;
-        self.follow_leases(view);
+    pub(crate) async fn step(&mut self, turn: Turn) -> Result<LaneStep> {
+        let view = Arc::clone(&turn.view);
+        self.follow_leases(&view);
         if self.shards.is_empty() {
             return Ok(LaneStep::default());
         }
         let mut step = match self.sender {
-            None => self.hand_over(view).await?,
-            Some(_) => self.relay(turn).await?,
+            None => self.hand_over(&view, turn.ahead).await?,
+            Some(_) => self.relay(&turn).await?,
         };
         step.behind = view.safe - self.shards.values().map(Shard::cursor).min().unwrap_or(view.safe);
         self.flush_idle().await?;
@@ -199,6 +200,12 @@ impl Lane {
     /// False when a lease may have ended since the step began: then nothing more may be sent.
     pub(super) fn still_leased(&self) -> bool {
         self.shards.iter().all(|(shard, state)| self.leases.holds(*shard, state.epoch(), self.options.lease))
+    }
+
+    /// All cursors stand where the view ends, and nothing can appear below them.
+    pub(super) fn has_nothing_to_read(&self, view: &View) -> bool {
+        let done = |shard: &Shard| !shard.has_gaps() && !shard.has_orphans() && shard.cursor() >= view.safe;
+        view.gaps.is_empty() && self.shards.values().all(done)
     }
 
     /// Opens one snapshot for all reads of the step, where there are gaps. It is younger than the view's:

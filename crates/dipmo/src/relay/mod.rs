@@ -6,6 +6,7 @@
 //! Not promised: order between keys, or that a broker gets a message only once; a relay that dies between
 //! the broker's answer and the cursor sends again.
 
+mod ahead;
 mod breaker;
 mod follow;
 mod horizon;
@@ -218,7 +219,7 @@ impl Relay {
             None => Session::open(&self.db, &self.options).await?,
         };
         let mut step = RelayStep::default();
-        session.turn(&mut step).await?;
+        session.turn(&mut step, true).await?;
         while let Some(done) = session.next_done().await {
             step.add(done?);
         }
@@ -248,7 +249,7 @@ impl Relay {
         while !shutdown.requested() {
             let begun = Instant::now();
             let mut step = RelayStep::default();
-            let moved = session.turn(&mut step).await?;
+            let moved = session.turn(&mut step, !pace.is_loaded()).await?;
             let changed = pace.polled(moved, woken, Instant::now());
             let wants_notify = self.options.notify && session.needs_polls() && !pace.is_busy();
             if changed || (!wants_notify && told.elapsed() >= REPEAT_BUSY) {

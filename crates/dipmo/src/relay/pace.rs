@@ -5,14 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Polls are counted over this time.
+/// New ids are counted over this time.
 const WINDOW: Duration = Duration::from_millis(100);
-/// This many polls of a window that found something new, or this many ids, mean load: notifying would
-/// cost more.
-const BUSY_POLLS: u32 = 30;
-const BUSY_IDS: u64 = 100;
+/// This many in a window mean load: notifying would cost more.
+const BUSY_IDS: u64 = 60;
 /// Fewer than this in each of [`CALM_WINDOWS`] windows mean that polling costs more.
-const CALM_POLLS: u32 = 15;
 const CALM_IDS: u64 = 40;
 const CALM_WINDOWS: u32 = 5;
 
@@ -20,8 +17,7 @@ const CALM_WINDOWS: u32 = 5;
 pub(crate) struct Pace {
     busy: bool,
     window: Instant,
-    /// Polls in the window that found the last id moved, and by how much in all.
-    moved: u32,
+    /// New in the window so far.
     ids: u64,
     calm: u32,
     /// The last window, or this one already, had a load's worth.
@@ -39,7 +35,7 @@ pub(crate) enum Woken {
 
 impl Pace {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { busy: false, window: now, moved: 0, ids: 0, calm: 0, loaded: false }
+        Self { busy: false, window: now, ids: 0, calm: 0, loaded: false }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -55,23 +51,21 @@ impl Pace {
     /// should be told.
     pub(crate) fn polled(&mut self, ids: u64, woken: Woken, now: Instant) -> bool {
         let (was, moved) = (self.busy, ids > 0);
-        self.moved += u32::from(moved);
         self.ids += ids;
-        self.loaded |= self.moved >= BUSY_POLLS || self.ids >= BUSY_IDS;
+        self.loaded |= self.ids >= BUSY_IDS;
         // New rows that nobody announced: another relay has told the writers to be silent.
         if self.loaded || (moved && woken == Woken::Fallback) {
             self.busy = true;
             self.calm = 0;
         }
         if now.duration_since(self.window) >= WINDOW {
-            let calm = self.moved < CALM_POLLS && self.ids < CALM_IDS;
+            let calm = self.ids < CALM_IDS;
             self.calm = if calm { self.calm + 1 } else { 0 };
             self.loaded &= !calm;
             if self.calm >= CALM_WINDOWS {
                 self.busy = false;
             }
-            (self.moved, self.ids) = (0, 0);
-            self.window = now;
+            (self.ids, self.window) = (0, now);
         }
         self.busy != was
     }

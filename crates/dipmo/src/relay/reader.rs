@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
+use super::ahead::Ahead;
 use super::follow::WalSource;
 use super::horizon::{Snapshot, View};
 use super::lane::{Lane, LaneStep};
@@ -85,9 +86,11 @@ impl Account {
 }
 
 /// What a lane gets from its session for one step.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Turn {
     pub(super) view: Arc<View>,
+    /// Only for INTERNAL.
+    pub(super) ahead: Option<Ahead>,
     pub(super) account: Account,
     /// Only for lanes that read the WAL.
     pub(super) checkpoint: Option<Arc<Checkpoint>>,

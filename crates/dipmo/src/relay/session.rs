@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::ahead::{Ahead, LookAhead};
 use super::horizon::{Horizon, View};
 use super::lane::{Lane, LaneStep};
 use super::leases::{LANE_SHARDS, Leases};
@@ -72,6 +73,7 @@ impl Session {
         }
         // Opened last: whatever the horizon says was read after the lanes' connections were there.
         let link = Link::open(db, "relay horizon").await?;
+        link.prepare_horizon().await?;
         let lanes = idle.iter().map(Lane::name).collect();
         let session = Self {
             db: db.clone(),
@@ -96,9 +98,9 @@ impl Session {
         Ok(session)
     }
 
-    /// Tends the leases when due, reads the horizon, and sets every idle lane to work on it. Returns
-    /// by how much the last id had moved.
-    pub(super) async fn turn(&mut self, step: &mut RelayStep) -> Result<u64> {
+    /// Tends the leases when due, reads the horizon, and sets every idle lane to work on it. Rows of INTERNAL
+    /// may be read `ahead`, together with it. Returns by how much the last id had moved.
+    pub(super) async fn turn(&mut self, step: &mut RelayStep, ahead: bool) -> Result<u64> {
         self.read_accounts().await?;
         let every = self.options.tend_every.unwrap_or(self.options.lease / 3);
         let every = if self.hungry { every.min(TEND_HUNGRY) } else { every };
@@ -107,12 +109,14 @@ impl Session {
         }
         self.give_back().await?;
         step.shards = self.leases.len();
-        let Some((view, moved)) = self.poll().await? else { return Ok(0) };
+        let ahead = self.idle.iter().find_map(Lane::look_ahead).filter(|_| ahead);
+        let Some((view, moved, mut ahead)) = self.poll(ahead).await? else { return Ok(0) };
         let view = Arc::new(view);
         for mut lane in std::mem::take(&mut self.idle) {
-            let turn = self.turn_for(lane.name(), &view).await?;
+            let mut turn = self.turn_for(lane.name(), &view).await?;
+            turn.ahead = ahead.take_if(|_| lane.name() == INTERNAL);
             self.running.spawn(async move {
-                let done = lane.step(&turn).await;
+                let done = lane.step(turn).await;
                 (lane, done)
             });
         }
@@ -136,7 +140,7 @@ impl Session {
             }
             None => None,
         };
-        Ok(Turn { view: Arc::clone(view), account, checkpoint })
+        Ok(Turn { view: Arc::clone(view), ahead: None, account, checkpoint })
     }
 
     async fn read_accounts(&mut self) -> Result<()> {
@@ -205,8 +209,9 @@ impl Session {
         self.link.set_quiet(quiet).await
     }
 
-    /// One reading of the horizon, in the order that makes it right. `None` while no shard is owned.
-    async fn poll(&mut self) -> Result<Option<(View, u64)>> {
+    /// One reading of the horizon, in the order that makes it right. `None` while no shard is owned. What was
+    /// read ahead is told only if it was read after everything that the view rests on.
+    async fn poll(&mut self, ahead: Option<LookAhead>) -> Result<Option<(View, u64, Option<Ahead>)>> {
         counter!("dipmo_relay_polls_total").increment(1);
         if let Some(floor) = self.leases.floor() {
             // A shard that stands lower than anything this horizon has looked at: begin again from there.
@@ -217,22 +222,31 @@ impl Session {
         let wants_lockers = self.leases.wants_lockers();
         let Some(horizon) = &mut self.horizon else { return Ok(None) };
         let marked = horizon.marked();
-        let (last, xid, snapshot) = self.link.read_horizon(marked).await?;
+        let reading = async {
+            match ahead {
+                Some(ahead) => ahead.read(&self.link, marked).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let (horizon_read, ahead) = tokio::join!(biased; self.link.read_horizon(marked), reading);
+        let ((last, xid, snapshot), mut ahead) = (horizon_read?, ahead?);
         let now = Instant::now();
         horizon.mark(last, xid, now);
         horizon.snapshot(snapshot, now);
         if wants_lockers || horizon.wants_locks(now) {
             let holders = self.link.read_holders().await?;
             horizon.locks(&holders, now);
+            ahead = None;
         }
         if let Some(span) = horizon.decide() {
             let ranges_max = self.options.horizon.gap_ranges_max;
             let (missing, upto) = self.link.read_missing(span, LISTED_ROWS_MAX, ranges_max).await?;
             horizon.listed(missing, upto);
+            ahead = None;
         }
         let view = horizon.view();
         self.name_stallers().await?;
-        Ok(Some((view, u64::try_from(last - marked).unwrap_or(0))))
+        Ok(Some((view, u64::try_from(last - marked).unwrap_or(0), ahead)))
     }
 
     /// Says who holds up the horizon, once each, so that somebody can end it.

@@ -7,7 +7,7 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use tracing::{Instrument as _, debug};
 
 use super::fold::{self, Batch, Delivery, Known};
-use super::{CONFLICTS_MAX, Report, Runner};
+use super::{CONFLICTS_MAX, Foreknown, Report, Runner};
 use crate::consumer::Grouping;
 use crate::error::{ErrorKind, Result};
 use crate::handler::EnlistedHandler;
@@ -47,7 +47,7 @@ impl Runner {
         batch: Batch<'_>,
     ) -> Result<Report> {
         // Loaded once for all groups; whatever changes meanwhile is found out when a group settles.
-        let loaded = self.load(None, batch).await?;
+        let loaded = self.load(batch).await?;
         if grouping == Grouping::Batch {
             let group = GroupWork { handler, batch, loaded: &loaded, refusals: Refusals::TakeApart };
             let whole = self.enlist_group(&group, batch.deliveries, Known::default()).await?;
@@ -106,7 +106,8 @@ impl Runner {
                 }
                 Ok(Enlistment::Settled(Settled::Conflict)) => {
                     conflicts += 1;
-                    loaded = Cow::Owned(self.load(None, Batch { parked: true, ..batch }).await?);
+                    let foreknown = Foreknown { parked: true, ..batch.foreknown };
+                    loaded = Cow::Owned(self.load(Batch { foreknown, ..batch }).await?);
                     continue;
                 }
                 Ok(Enlistment::Refused(_)) if work.refusals == Refusals::TakeApart => return Ok(Group::Apart),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::Report;
 use super::dlq::dead_letter;
+use super::{Foreknown, Report};
 use crate::consumer::{Consumer, DeadPolicy, Mode, VersionPolicy};
 use crate::inbox::{
     Arrival, Disposition, Fault, Fence, FiredTimer, Held, InboxState, Park, RELAY_SCOPE, Settlement, Stored, TimerWrite,
@@ -74,6 +74,12 @@ pub(super) struct Folded {
 }
 
 impl Folded {
+    /// All of these are written, and so held against what the database has by then.
+    pub(super) fn writes_all(&self, instances: &HashSet<Uuid>) -> bool {
+        let written: HashSet<Uuid> = self.settlement.processes.iter().map(|process| process.instance.id).collect();
+        instances.is_subset(&written)
+    }
+
     /// Whoever emits a version that is taken fails for good.
     pub(super) fn blame_versions(&self, taken: &HashSet<Uuid>, known: &mut Known) {
         for at in taken.iter().filter_map(|key| self.emitted.get(key)) {
@@ -90,8 +96,7 @@ pub(super) struct Batch<'a> {
     pub(super) fence: &'a Fence,
     pub(super) spans: &'a Spans<'a>,
     pub(super) deliveries: &'a [Delivery],
-    /// Keys of the consumer may be parked.
-    pub(super) parked: bool,
+    pub(super) foreknown: Foreknown,
 }
 
 /// Folds with a process deciding on every message.

@@ -210,19 +210,7 @@ impl<'a> Instances<'a> {
         for key in &self.order {
             let Touched { instance, expected } =
                 self.touched.remove(key).expect("order and touched are filled together");
-            settlement.processes.push(ProcessWrite {
-                id: instance.id,
-                process_type: instance.process_type,
-                tenant: instance.tenant,
-                business_key: instance.business_key,
-                state: instance.state,
-                status: instance.status,
-                expected,
-                version: instance.version,
-                data: instance.data,
-                deadline: instance.deadline,
-                correlation_id: instance.correlation_id,
-            });
+            settlement.processes.push(ProcessWrite { instance, expected });
         }
         settlement.journal = self.journal;
         keep_last(&mut settlement.timers);

@@ -7,17 +7,19 @@ mod dlq;
 mod enlisted;
 mod fold;
 pub(crate) mod instances;
+mod memory;
 mod spans;
 mod worker;
 
 pub use fold::Delivery;
 pub use worker::{Worker, WorkerStep};
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use time::OffsetDateTime;
 use tracing::{debug, warn};
+use uuid::Uuid;
 
 use crate::clock::Clock;
 use crate::consumer::{Consumer, Handler, VersionPolicy};
@@ -27,6 +29,7 @@ use crate::process::{Address, Failure, Process};
 use crate::store::{InboxStore, InstanceKey, LoadRequest, Loaded};
 use crate::trace::TraceContext;
 use fold::{Batch, Folded, Known};
+use memory::Memory;
 use spans::Spans;
 
 /// A batch that loses this many races in a row gives its place up and is tried again later.
@@ -63,6 +66,15 @@ impl std::ops::AddAssign for Report {
     }
 }
 
+/// What is known about the database before anything is read for a batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Foreknown {
+    /// Keys of the consumer may be parked. If not, whoever says so keeps others from parking one.
+    pub(crate) parked: bool,
+    /// The time, as of just now.
+    pub(crate) now: Option<OffsetDateTime>,
+}
+
 /// Handles batches of one consumer.
 #[derive(Clone)]
 pub struct Runner {
@@ -70,6 +82,8 @@ pub struct Runner {
     consumer: Arc<Consumer>,
     clock: Clock,
     trace: Option<Arc<dyn TraceContext>>,
+    /// Of the process, if that is what handles.
+    memory: Arc<Memory>,
 }
 
 impl std::fmt::Debug for Runner {
@@ -80,7 +94,7 @@ impl std::fmt::Debug for Runner {
 
 impl Runner {
     pub fn new(store: Arc<dyn InboxStore>, consumer: Arc<Consumer>, clock: Clock) -> Self {
-        Self { store, consumer, clock, trace: None }
+        Self { store, consumer, clock, trace: None, memory: Arc::default() }
     }
 
     /// Opens a span for each message, tied to other systems' by this context.
@@ -101,11 +115,16 @@ impl Runner {
     /// Handles the deliveries, in order within each key, and settles them. The fence may hold more
     /// than these deliveries need.
     pub async fn handle(&self, fence: &Fence, deliveries: &[Delivery]) -> Result<Report> {
-        self.handle_knowing(fence, deliveries, true).await
+        self.handle_knowing(fence, deliveries, Foreknown { parked: true, now: None }).await
     }
 
-    /// The same for one who has seen whether any key of the consumer is parked, and keeps others from parking one.
-    pub(crate) async fn handle_knowing(&self, fence: &Fence, deliveries: &[Delivery], parked: bool) -> Result<Report> {
+    /// The same for one who knows what would have to be asked for otherwise.
+    pub(crate) async fn handle_knowing(
+        &self,
+        fence: &Fence,
+        deliveries: &[Delivery],
+        foreknown: Foreknown,
+    ) -> Result<Report> {
         if deliveries.is_empty() {
             return Ok(Report::default());
         }
@@ -113,7 +132,7 @@ impl Runner {
             return Err(Error::lease_lost("a bucket of this batch is not held"));
         }
         let spans = Spans::new(self.trace.as_ref(), &self.consumer.name);
-        let batch = Batch { parked, ..self.batch(fence, &spans, deliveries) };
+        let batch = Batch { foreknown, ..self.batch(fence, &spans, deliveries) };
         let handled = match &self.consumer.handler {
             Handler::Process(process) => self.decide(process.as_ref(), batch).await,
             Handler::Enlisted { handler, grouping } => self.enlist(handler.as_ref(), *grouping, batch).await,
@@ -147,7 +166,7 @@ impl Runner {
     }
 
     fn batch<'a>(&'a self, fence: &'a Fence, spans: &'a Spans<'a>, deliveries: &'a [Delivery]) -> Batch<'a> {
-        Batch { consumer: &self.consumer, fence, spans, deliveries, parked: true }
+        Batch { consumer: &self.consumer, fence, spans, deliveries, foreknown: Foreknown { parked: true, now: None } }
     }
 
     async fn decide(&self, process: &dyn Process, batch: Batch<'_>) -> Result<Report> {
@@ -210,15 +229,21 @@ impl Runner {
         let Batch { spans, deliveries, .. } = batch;
         spans.open(deliveries);
         let mut known = Known::default();
+        let mut from_memory = true;
         for _ in 0..CONFLICTS_MAX {
-            let loaded = self.load(Some(process), batch).await?;
-            let folded = fold::fold_process(batch, process, &loaded, &known);
+            let (loaded, remembered) = self.load_or_recall(process, batch, from_memory).await?;
+            from_memory = false;
+            let mut folded = fold::fold_process(batch, process, &loaded, &known);
+            if !folded.writes_all(&remembered) {
+                continue;
+            }
             match self.settle(&folded, &mut known).await {
                 Ok(true) => {
                     spans.settled(deliveries, &folded.settlement);
+                    self.memory.keep(std::mem::take(&mut folded.settlement.processes));
                     return Ok(folded.report);
                 }
-                Ok(false) => batch.parked = true,
+                Ok(false) => batch.foreknown.parked = true,
                 // It is the decision that cannot be stored: the message fails, with its envelope intact.
                 Err(error)
                     if error.kind() == ErrorKind::Poison && deliveries.len() == 1 && known.failures.is_empty() =>
@@ -242,16 +267,42 @@ impl Runner {
         Ok(false)
     }
 
-    async fn load(&self, process: Option<&dyn Process>, batch: Batch<'_>) -> Result<Loaded> {
-        let with_versions = self.consumer.versions != VersionPolicy::Unchecked;
-        if process.is_none() && !with_versions && !batch.parked {
-            return Ok(Loaded::nothing(OffsetDateTime::UNIX_EPOCH));
+    /// What is remembered of the instances need not be read. Returns which they are.
+    async fn load_or_recall(
+        &self,
+        process: &dyn Process,
+        batch: Batch<'_>,
+        from_memory: bool,
+    ) -> Result<(Loaded, HashSet<Uuid>)> {
+        let mut request = self.request(Some(process), batch);
+        if !from_memory {
+            return Ok((self.store.load(&request).await?, HashSet::new()));
         }
+        let recalled = self.memory.recall(&mut request);
+        let mut loaded = match batch.foreknown.now {
+            Some(now) if request.is_empty() => Loaded::nothing(now),
+            _ => self.store.load(&request).await?,
+        };
+        let remembered = recalled.add_to(&mut loaded);
+        Ok((loaded, remembered))
+    }
+
+    /// What handlers without instances need to know.
+    async fn load(&self, batch: Batch<'_>) -> Result<Loaded> {
+        let request = self.request(None, batch);
+        match request.is_empty() {
+            true => Ok(Loaded::nothing(OffsetDateTime::UNIX_EPOCH)),
+            false => self.store.load(&request).await,
+        }
+    }
+
+    fn request(&self, process: Option<&dyn Process>, batch: Batch<'_>) -> LoadRequest {
+        let with_versions = self.consumer.versions != VersionPolicy::Unchecked;
         let mut keys = BTreeSet::new();
         let (mut instances, mut ids) = (BTreeSet::new(), BTreeSet::new());
         for delivery in batch.deliveries {
             if let Some(message) = delivery.message() {
-                if batch.parked || with_versions {
+                if batch.foreknown.parked || with_versions {
                     keys.insert(message.key.clone());
                 }
                 // One that panics fails its message when that is folded.
@@ -267,13 +318,12 @@ impl Runner {
                 instances.insert(InstanceKey::of(instance));
             }
         }
-        let request = LoadRequest {
+        LoadRequest {
             ids: ids.into_iter().collect(),
             instances: instances.into_iter().collect(),
             keys: keys.into_iter().collect(),
             with_versions,
-        };
-        self.store.load(&request).await
+        }
     }
 
     fn too_many_conflicts(&self) -> Error {

@@ -66,6 +66,13 @@ pub struct LoadRequest {
     pub with_versions: bool,
 }
 
+impl LoadRequest {
+    /// There is nothing to ask for but the time.
+    pub fn is_empty(&self) -> bool {
+        self.instances.is_empty() && self.ids.is_empty() && self.keys.is_empty()
+    }
+}
+
 /// Which kinds of work there are for the buckets held.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {

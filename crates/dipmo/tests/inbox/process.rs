@@ -1,7 +1,9 @@
 //! Pure processes: a batch is one transaction, duplicates have no effect, the journal tells it all.
 
 use dipmo::consumer::Consumer;
+use dipmo::process::{Decision, Failure, Input, Instance, Process};
 use dipmo::runner::Report;
+use time::OffsetDateTime;
 
 use crate::support::{World, fresh};
 use crate::{Diary, pages};
@@ -80,4 +82,52 @@ async fn a_nul_inside_json_is_kept_as_it_came() {
     assert_eq!(data, ["{\"pages\":[\"x\\u0000y\"]}"]);
     let sent = world.texts("select convert_from(payload, 'UTF8') from dipmo.outbox where key = 'b'").await;
     assert_eq!(sent, ["\"x\\u0000y\""]);
+}
+
+/// Takes messages until its state is CLOSED.
+struct Gate;
+
+impl Process for Gate {
+    fn name(&self) -> &str {
+        "gate"
+    }
+
+    fn decide(&self, current: Option<&Instance>, _: Input<'_>, _: OffsetDateTime) -> Result<Decision, Failure> {
+        match current.map(|instance| instance.state.as_str()) {
+            Some("CLOSED") => Err(Failure::stale("closed")),
+            _ => Ok(Decision::go("OPEN")),
+        }
+    }
+}
+
+/// As another node, a timer or an operator would.
+async fn moved_by_another(world: &World, change: &str) {
+    world.execute(&format!("update dipmo.process set version = version + 1, {change}")).await;
+}
+
+#[tokio::test]
+async fn an_instance_that_another_node_has_moved_is_decided_on_as_it_is_now() {
+    let world = World::new().await;
+    let node = world.node(diary()).await;
+    node.receive(&[fresh(0, "a", "1")]).await.unwrap();
+    moved_by_another(&world, r#"data = '{"pages":[7]}'"#).await;
+    node.receive(&[fresh(1, "a", "2")]).await.unwrap();
+    node.receive(&[fresh(2, "a", "3")]).await.unwrap();
+    assert_eq!(pages(&world, "a").await, "[7,2,3]", "what the node had in mind is not what counts");
+    assert_eq!(world.texts("select version::text from dipmo.process").await, ["4"]);
+}
+
+#[tokio::test]
+async fn nothing_is_refused_because_of_what_an_instance_was_before() {
+    let world = World::new().await;
+    let node = world.node(Consumer::process("gate", Gate).from_kafka(&["orders"])).await;
+    node.receive(&[fresh(0, "a", "1")]).await.unwrap();
+    moved_by_another(&world, "state = 'CLOSED'").await;
+    assert_eq!(node.receive(&[fresh(1, "a", "2")]).await.unwrap().ignored, 1, "it is closed by now");
+    moved_by_another(&world, "state = 'OPEN'").await;
+    assert_eq!(node.receive(&[fresh(2, "a", "3")]).await.unwrap().processed, 1, "and open again");
+    moved_by_another(&world, "state = 'CLOSED'").await;
+    let both = [fresh(3, "a", "4"), fresh(4, "b", "1")];
+    let report = node.receive(&both).await.unwrap();
+    assert_eq!((report.ignored, report.processed), (1, 1), "in a batch with others too");
 }

@@ -7,22 +7,34 @@ use metrics::{counter, histogram};
 use uuid::Uuid;
 
 use super::columns::column;
+use super::settle::{Expect, Stop, first_failure};
 use super::{Db, execute, query};
 use crate::command::{BatchItemChange, CommandChange, End, Issue};
 use crate::error::Result;
 
-const ISSUE: &str = "
--- command.issue
+macro_rules! issue {
+    ($name:literal, $on_conflict:literal) => {
+        concat!("\n-- ", $name, "
 insert into dipmo.command (id, name, tenant, business_key, status, process_id, step, destination,
     idempotency_key, attempts, lease_until, requested_at)
 select c.id, c.name, c.tenant, c.business_key, c.status, c.process_id, c.step, c.destination,
     c.idempotency_key, c.attempts, coalesce($11, now()) + c.lease_ms * interval '1 millisecond', coalesce($11, now())
 from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::text[], $7::text[], $8::text[],
             $9::integer[], $10::bigint[], $12::text[])
-    as c (id, name, tenant, business_key, process_id, step, destination, idempotency_key, attempts, lease_ms, status)
+    as c (id, name, tenant, business_key, process_id, step, destination, idempotency_key, attempts, lease_ms, status)",
+            $on_conflict)
+    };
+}
+
+// Two fifths cheaper: nobody looks before it writes.
+const ISSUE_NEW: &str = issue!("command.issue_new", "");
+const ISSUE: &str = issue!(
+    "command.issue",
+    "
 on conflict (id) do update
     set status = excluded.status, attempts = excluded.attempts, lease_until = excluded.lease_until,
-        step = excluded.step, destination = excluded.destination, completed_at = null";
+        step = excluded.step, destination = excluded.destination, completed_at = null"
+);
 
 const UNPARK: &str = "
 -- command.unpark
@@ -74,7 +86,12 @@ update dipmo.batch_run set status = 'RUNNING', completed_at = null
 where batch_id = any($1) and status in ('PARTIAL', 'SUCCEEDED', 'FAILED')";
 
 /// Of several changes to one command in a batch, what was issued comes first and its end last.
-pub(super) async fn write(db: &Db, tx: &Transaction<'_>, changes: &[CommandChange]) -> Result<()> {
+pub(super) async fn write(
+    db: &Db,
+    tx: &Transaction<'_>,
+    changes: &[CommandChange],
+    expect: Expect,
+) -> Result<(), Stop> {
     if changes.is_empty() {
         return Ok(());
     }
@@ -95,12 +112,12 @@ pub(super) async fn write(db: &Db, tx: &Transaction<'_>, changes: &[CommandChang
     let begun: HashSet<Uuid> = begun.into_iter().map(|(id, _)| id).collect();
     let again = ends.iter().any(|end| issues.iter().any(|issue| issue.id == end.id));
     if again || !runs.is_empty() {
-        issue(db, tx, &issues, &begun).await?;
+        issue_all(db, tx, ISSUE, &issues, &begun).await?;
         run(db, tx, &runs).await?;
-        return end(db, tx, &ends).await;
+        return Ok(end(db, tx, &ends).await?);
     }
-    let (issued, ended) = tokio::join!(issue(db, tx, &issues, &begun), end(db, tx, &ends));
-    issued.and(ended)
+    let (issued, ended) = tokio::join!(issue(db, tx, &issues, &begun, expect), end(db, tx, &ends));
+    first_failure([issued, ended.map_err(Stop::from)])
 }
 
 /// One change a command, so that a set statement touches each row once; ordered, so that two nodes wait
@@ -112,17 +129,38 @@ fn last_of_each<T>(mut changes: Vec<T>, id: impl Fn(&T) -> Uuid) -> Vec<T> {
     changes
 }
 
-async fn issue(db: &Db, tx: &Transaction<'_>, issues: &[&Issue], begun: &HashSet<Uuid>) -> Result<()> {
+/// The first time that a step is asked for is told apart: nothing is there yet. What came from outside may have
+/// been written down when it was accepted.
+async fn issue(
+    db: &Db,
+    tx: &Transaction<'_>,
+    issues: &[&Issue],
+    begun: &HashSet<Uuid>,
+    expect: Expect,
+) -> Result<(), Stop> {
+    let is_first = |c: &&&Issue| expect == Expect::New && c.attempt == 1 && c.id != c.process_id;
+    let (first, others): (Vec<&Issue>, Vec<&Issue>) = issues.iter().partition(is_first);
+    let (first, others) =
+        tokio::join!(issue_all(db, tx, ISSUE_NEW, &first, begun), issue_all(db, tx, ISSUE, &others, begun));
+    first_failure([expect.new_rows(first).map(drop), others.map_err(Stop::from)])
+}
+
+async fn issue_all(
+    db: &Db,
+    tx: &Transaction<'_>,
+    statement: &'static str,
+    issues: &[&Issue],
+    begun: &HashSet<Uuid>,
+) -> Result<()> {
     if issues.is_empty() {
         return Ok(());
     }
-    let ids = column(issues, |c| c.id);
     execute(
         db,
         tx,
-        ISSUE,
+        statement,
         &[
-            &ids,
+            &column(issues, |c| c.id),
             &column(issues, |c| c.name.as_str()),
             &column(issues, |c| c.tenant.as_str()),
             &column(issues, |c| c.business_key.as_str()),

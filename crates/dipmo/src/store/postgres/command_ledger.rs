@@ -5,11 +5,14 @@ use std::collections::{HashMap, HashSet};
 use deadpool_postgres::Transaction;
 use serde_json::Value;
 use time::OffsetDateTime;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::columns::column;
 use super::{Db, execute, query};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::failure::Failure;
+use crate::handler::GroupFailure;
 
 // The time comes along, so that answers can be dated without another round trip.
 const LOOK_UP: &str = "
@@ -18,19 +21,33 @@ select coalesce($2, now()), l.key, l.answer, l.payload
 from (values (1)) as one
 left join dipmo.command_ledger l on l.key = any($1)";
 
-const RECORD: &str = "
--- command_ledger.record
+macro_rules! record {
+    ($name:literal, $on_conflict:literal) => {
+        concat!(
+            "\n-- ",
+            $name,
+            "
 insert into dipmo.command_ledger as l (key, name, idempotency_key, command_id, answer, payload, answered_at)
 select e.key, e.name, e.idempotency_key, e.command_id, e.answer, e.payload::json, coalesce($7, now())
 from unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[])
     as e (key, name, idempotency_key, command_id, answer, payload)
 -- In order, so that two nodes with the same commands wait for each other instead of deadlocking.
-order by e.key
--- A failure that an operator had tried again gives way, an effect never does.
+order by e.key",
+            $on_conflict
+        )
+    };
+}
+
+const RECORD_NEW: &str = record!("command_ledger.record_new", "");
+// A failure that an operator had tried again gives way, an effect never does.
+const RECORD_AGAIN: &str = record!(
+    "command_ledger.record_again",
+    "
 on conflict (key) do update
     set answer = excluded.answer, payload = excluded.payload, command_id = excluded.command_id,
         answered_at = excluded.answered_at
-    where l.answer = 'CommandFailed' and l.key = any($8)";
+    where l.answer = 'CommandFailed' and l.key = any($8)"
+);
 
 /// What was answered before.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,28 +82,58 @@ pub(crate) async fn look_up(
     Ok((now, recorded.collect()))
 }
 
-/// Keeps the answers; false when somebody else has answered one of them meanwhile. Failures under the keys
-/// of `again` are written over.
-pub(crate) async fn record(db: &Db, tx: &Transaction<'_>, entries: &[Entry], again: &HashSet<Uuid>) -> Result<bool> {
-    if entries.is_empty() {
-        return Ok(true);
+/// Answers to be kept, and the keys of those that an operator had tried again.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    pub entries: Vec<Entry>,
+    pub again: HashSet<Uuid>,
+}
+
+impl Answers {
+    pub(crate) fn extend(&mut self, other: Answers) {
+        self.entries.extend(other.entries);
+        self.again.extend(other.again);
     }
-    let again: Vec<Uuid> = again.iter().copied().collect();
-    let kept = execute(
-        db,
-        tx,
-        RECORD,
-        &[
-            &column(entries, |e| e.key),
-            &column(entries, |e| e.name.as_str()),
-            &column(entries, |e| e.idempotency_key.as_str()),
-            &column(entries, |e| e.command_id),
-            &column(entries, |e| e.answer),
-            &column(entries, |e| e.payload.to_string()),
-            &db.clock().for_statement(),
-            &again,
-        ],
-    )
-    .await?;
-    Ok(kept == entries.len() as u64)
+
+    /// The same for a group of messages of which any may be at fault.
+    pub(crate) async fn keep_for_group(&self, db: &Db, tx: &Transaction<'_>) -> Result<(), GroupFailure> {
+        let failure = match self.keep(db, tx).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => Failure::transient("LEDGER_RACE", "the same command was answered by another node meanwhile"),
+            Err(error) => failure(&error),
+        };
+        Err(GroupFailure { at: 0, failure })
+    }
+
+    /// Keeps the answers; false when somebody else has answered one of them meanwhile, and then the transaction
+    /// is to be given up. Failures under the keys of `again` are written over.
+    pub(crate) async fn keep(&self, db: &Db, tx: &Transaction<'_>) -> Result<bool> {
+        let Self { entries, again } = self;
+        if entries.is_empty() {
+            return Ok(true);
+        }
+        let again: Vec<Uuid> = again.iter().copied().collect();
+        let (keys, names) = (column(entries, |e| e.key), column(entries, |e| e.name.as_str()));
+        let (given, commands) = (column(entries, |e| e.idempotency_key.as_str()), column(entries, |e| e.command_id));
+        let (answers, payloads) = (column(entries, |e| e.answer), column(entries, |e| e.payload.to_string()));
+        let now = db.clock().for_statement();
+        let mut params: Vec<&(dyn ToSql + Sync)> = vec![&keys, &names, &given, &commands, &answers, &payloads, &now];
+        if again.is_empty() {
+            return match execute(db, tx, RECORD_NEW, &params).await {
+                Err(error) if error.kind() == ErrorKind::Conflict => Ok(false),
+                kept => kept.map(|_| true),
+            };
+        }
+        params.push(&again);
+        let kept = execute(db, tx, RECORD_AGAIN, &params).await?;
+        Ok(kept == entries.len() as u64)
+    }
+}
+
+/// What the ledger's trouble means for a command.
+pub(crate) fn failure(error: &Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Poison => Failure::permanent("NOT_STORABLE", error.to_string()),
+        _ => Failure::transient("LEDGER", error.to_string()),
+    }
 }

@@ -122,9 +122,15 @@ impl PgInbox {
         if let Err(refused) = handled {
             return settle::rolled_back(tx, Some(Enlistment::Refused(refused))).await;
         }
+        let (outbox, answers) = enlisted.into_parts();
         let mut whole = settlement.clone();
-        whole.outbox.extend(enlisted.into_outbox());
-        match settle::write(self, &tx, &whole).await {
+        whole.outbox.extend(outbox);
+        let kept = answers.keep_for_group(&self.db, &tx);
+        let (kept, written) = tokio::join!(biased; kept, settle::write(self, &tx, &whole));
+        if let Err(refused) = kept {
+            return settle::rolled_back(tx, Some(Enlistment::Refused(refused))).await;
+        }
+        match written {
             Ok(()) => commit_enlisted(tx).await.map(|()| Some(Enlistment::Settled(Settled::Committed))),
             Err(Stop::Retry(outcome)) => settle::rolled_back(tx, Some(Enlistment::Settled(outcome))).await,
             Err(Stop::Surprise) => Err(settle::surprised_for_good()),

@@ -4,7 +4,7 @@ use deadpool_postgres::Transaction;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::settle::Stop;
+use super::settle::{Expect, Stop};
 use super::{Db, execute, outbox, process, query};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inbox::Settlement;
@@ -66,7 +66,7 @@ pub(crate) async fn write(db: &Db, tx: &Transaction<'_>, consumer: &str, settlem
     let Some(consumer_id) = rows.first().map(|row| row.get::<_, i32>(0)) else {
         return Err(Error::not_found(format!("there is no consumer {consumer}: has a node with it ever run here?")));
     };
-    match process::write(db, consumer_id, tx, settlement).await {
+    match process::write(db, consumer_id, tx, settlement, Expect::Duplicates).await {
         Ok(()) => {}
         Err(Stop::Failed(error)) => return Err(error),
         Err(Stop::Retry(_) | Stop::Surprise) => return Err(Error::new(ErrorKind::Bug, "a locked process has moved")),

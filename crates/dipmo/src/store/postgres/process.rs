@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::columns::column;
-use super::settle::{Stop, first_failure};
+use super::settle::{Expect, Stop, first_failure};
 use super::{Db, command, execute, look_up, query};
 use crate::error::Result;
 use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settled, Settlement, TimerWrite};
@@ -29,8 +29,12 @@ const LOAD_BY_ID: &str = "
 select p.id, p.tenant, p.business_key, p.state, p.status, p.version, p.data::text, p.deadline, p.correlation_id, p.type
 from dipmo.process p where p.id = any($1)";
 
-pub(super) const CREATE: &str = "
--- process.create
+macro_rules! create {
+    ($name:literal, $on_conflict:literal) => {
+        concat!(
+            "\n-- ",
+            $name,
+            "
 insert into dipmo.process (id, type, tenant, business_key, state, status, version, data, deadline,
     correlation_id, created_at, updated_at)
 select s.id, s.type, s.tenant, s.business_key, s.state, s.status, s.version, s.data::json, s.deadline,
@@ -39,8 +43,15 @@ from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text
             $9::timestamptz[], $10::text[])
     as s (id, type, tenant, business_key, state, status, version, data, deadline, correlation_id)
 -- In order, so that two nodes that create the same instances wait for each other.
-order by s.type, s.tenant, s.business_key
-on conflict do nothing";
+order by s.type, s.tenant, s.business_key",
+            $on_conflict
+        )
+    };
+}
+
+// Where nobody is expected to have created them, nobody looks before it writes.
+pub(super) const CREATE_NEW: &str = create!("process.create_new", "");
+pub(super) const CREATE: &str = create!("process.create", "\non conflict do nothing");
 
 pub(super) const ADVANCE: &str = "
 -- process.advance
@@ -131,7 +142,13 @@ fn instance(row: &Row) -> Instance {
     }
 }
 
-pub(super) async fn write(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+pub(super) async fn write(
+    db: &Db,
+    consumer_id: i32,
+    tx: &Transaction<'_>,
+    s: &Settlement,
+    expect: Expect,
+) -> Result<(), Stop> {
     let timers = async {
         // A timer that fired may be set anew by the same batch.
         fire(db, tx, s).await?;
@@ -139,26 +156,25 @@ pub(super) async fn write(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &S
     };
     let (advanced, created, journaled, timed, commanded, counted) = tokio::join!(
         advance(db, tx, &s.processes),
-        create(db, tx, &s.processes),
+        create(db, tx, &s.processes, expect),
         journal(db, tx, &s.journal),
         timers,
-        command::write(db, tx, &s.commands),
+        command::write(db, tx, &s.commands, expect),
         command::write_batch_items(db, tx, &s.batch_items),
     );
-    let others = [journaled, commanded, counted].map(|part| part.map_err(Stop::from));
-    let [journaled, commanded, counted] = others;
+    let [journaled, counted] = [journaled, counted].map(|part| part.map_err(Stop::from));
     first_failure([advanced, created, journaled, timed, commanded, counted])
 }
 
-async fn create(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
-    let new: Vec<&ProcessWrite> = processes.iter().filter(|p| p.expected.is_none()).collect();
+async fn create(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite], expect: Expect) -> Result<(), Stop> {
+    let new: Vec<&Instance> = processes.iter().filter(|p| p.expected.is_none()).map(|p| &p.instance).collect();
     if new.is_empty() {
         return Ok(());
     }
     let created = execute(
         db,
         tx,
-        CREATE,
+        if expect == Expect::New { CREATE_NEW } else { CREATE },
         &[
             &column(&new, |p| p.id),
             &column(&new, |p| p.process_type.as_str()),
@@ -173,8 +189,8 @@ async fn create(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Re
             &db.clock().for_statement(),
         ],
     )
-    .await?;
-    all_written(created, new.len())
+    .await;
+    all_written(expect.new_rows(created)?, new.len())
 }
 
 async fn advance(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
@@ -183,19 +199,19 @@ async fn advance(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> R
         return Ok(());
     }
     // In order, so that two nodes that move the same instances rarely deadlock; if they do, one retries.
-    moved.sort_by_key(|p| p.id);
+    moved.sort_by_key(|p| p.instance.id);
     let advanced = execute(
         db,
         tx,
         ADVANCE,
         &[
-            &column(&moved, |p| p.id),
+            &column(&moved, |p| p.instance.id),
             &column(&moved, |p| p.expected),
-            &column(&moved, |p| p.state.as_str()),
-            &column(&moved, |p| p.status.name()),
-            &column(&moved, |p| p.version),
-            &column(&moved, |p| p.data.as_str()),
-            &column(&moved, |p| p.deadline),
+            &column(&moved, |p| p.instance.state.as_str()),
+            &column(&moved, |p| p.instance.status.name()),
+            &column(&moved, |p| p.instance.version),
+            &column(&moved, |p| p.instance.data.as_str()),
+            &column(&moved, |p| p.instance.deadline),
             &db.clock().for_statement(),
         ],
     )

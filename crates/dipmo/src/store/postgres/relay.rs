@@ -163,12 +163,16 @@ impl Link {
         Ok(prepared)
     }
 
+    /// Before the first reading, so that its statements are on the wire as soon as it is polled, in their order
+    /// and before whatever is polled after it.
+    pub(crate) async fn prepare_horizon(&self) -> Result<()> {
+        self.prepare(LAST_ID).await?;
+        self.prepare(SNAPSHOT).await.map(drop)
+    }
+
     /// Steps 1 and 2 of a poll, sent together and run one after the other, each in its own transaction:
     /// the last id, a transaction id taken after it when it is beyond `marked`, then what runs.
     pub(crate) async fn read_horizon(&self, marked: i64) -> Result<(i64, Option<u64>, Snapshot)> {
-        // Prepared beforehand, so that the two are on the wire in this order.
-        self.prepare(LAST_ID).await?;
-        self.prepare(SNAPSHOT).await?;
         let params: [&(dyn ToSql + Sync); 1] = [&marked];
         let (last, snapshot) = tokio::join!(biased; self.query(LAST_ID, &params), self.query(SNAPSHOT, &[]));
         let (last, snapshot) = (last?, snapshot?);

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use time::OffsetDateTime;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -19,7 +20,8 @@ const SUBSCRIPTIONS: &str = "
 -- relay.subscriptions
 select s.event_type, c.id, c.name,
     exists (select 1 from dipmo.inbox_work w where w.consumer_id = c.id and w.state = 'RECEIVED'),
-    exists (select 1 from dipmo.parked_key k where k.consumer_id = c.id)
+    exists (select 1 from dipmo.parked_key k where k.consumer_id = c.id),
+    coalesce($1, now())
 from dipmo.subscription s
 join dipmo.consumer c on c.id = s.consumer_id
 order by c.id";
@@ -63,6 +65,7 @@ select pg_notify($1, '')";
 pub(crate) struct Subscriptions {
     by_type: HashMap<String, Vec<Subscriber>>,
     by_queue: HashMap<String, Vec<Subscriber>>,
+    read_at: Option<OffsetDateTime>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +88,11 @@ pub(crate) struct Delivery {
 }
 
 impl Subscriptions {
+    /// By the clock of the database.
+    pub(crate) fn read_at(&self) -> Option<OffsetDateTime> {
+        self.read_at
+    }
+
     /// What the rows mean for the consumers, in the order of the rows, but for those that have them already.
     pub(crate) fn deliveries(&self, rows: &[IdRow], but: &HashSet<i32>) -> Vec<Delivery> {
         let mut deliveries = Vec::with_capacity(rows.len());
@@ -113,7 +121,8 @@ impl Subscriptions {
 impl Link {
     pub(crate) async fn read_subscriptions(&self) -> Result<Subscriptions> {
         let mut subscriptions = Subscriptions::default();
-        for row in self.query(SUBSCRIPTIONS, &[]).await? {
+        for row in self.query(SUBSCRIPTIONS, &[&self.db().clock().for_statement()]).await? {
+            subscriptions.read_at = Some(row.get(5));
             let what: String = row.get(0);
             let by =
                 if what.starts_with("INTERNAL:") { &mut subscriptions.by_queue } else { &mut subscriptions.by_type };

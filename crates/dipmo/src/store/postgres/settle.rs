@@ -158,10 +158,10 @@ where k.consumer_id = $1 and k.key = any($2) and k.state = 'WAITING'
 /// SQLSTATE of a statement in a transaction that has failed.
 const ABORTED: &str = "25P02";
 
-/// What is expected of the arrivals.
+/// What is expected of the arrivals, and of the processes and commands that they begin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
-    /// All are new; if not, the transaction is lost.
+    /// All are new, so that nothing looks before it writes; if not, the transaction is lost.
     New,
     Duplicates,
 }
@@ -170,6 +170,14 @@ impl Expect {
     /// In the order to be tried. What comes from the outbox comes again only after a crash.
     pub(super) fn of(s: &Settlement) -> &'static [Expect] {
         if s.is_from_outbox() { &[Expect::New, Expect::Duplicates] } else { &[Expect::Duplicates] }
+    }
+
+    /// What a statement that inserts says; if something was there that was expected to be new, it is a surprise.
+    pub(super) fn new_rows<T>(self, inserted: Result<T>) -> Result<T, Stop> {
+        inserted.map_err(|error| match error.kind() {
+            ErrorKind::Conflict if self == Expect::New => Stop::Surprise,
+            _ => Stop::Failed(error),
+        })
     }
 }
 
@@ -210,7 +218,7 @@ async fn settle_expecting(inbox: &PgInbox, settlement: &Settlement, expect: Expe
     let (guarded, written, appended) = tokio::join!(
         biased;
         guard(inbox, &tx, settlement, expect),
-        write_messages_and_processes(inbox, &tx, settlement),
+        write_messages_and_processes(inbox, &tx, settlement, expect),
         write_outbox(inbox, &tx, settlement),
     );
     match first_failure([guarded, written, appended]) {
@@ -224,7 +232,9 @@ async fn settle_expecting(inbox: &PgInbox, settlement: &Settlement, expect: Expe
 /// What is prepared is on the wire as soon as it is polled: the guard first, then what gets hold of keys and
 /// processes, then the outbox, always in this order.
 async fn prepare_locks(db: &Db, tx: &Transaction<'_>) -> Result<()> {
-    for statement in [FENCE, FENCE_SHARDS, DEDUPE, DEDUPE_NEW, FINISH, process::CREATE, process::ADVANCE] {
+    for statement in
+        [FENCE, FENCE_SHARDS, DEDUPE, DEDUPE_NEW, FINISH, process::CREATE, process::CREATE_NEW, process::ADVANCE]
+    {
         tx.prepare_cached(&db.sql(statement)).await.map_err(|e| super::failed(statement, e))?;
     }
     Ok(())
@@ -266,12 +276,17 @@ async fn lock_parked(inbox: &PgInbox, tx: &Transaction<'_>, keys: &[(String, Opt
 /// Everything that the settlement leaves behind. The outbox comes last: its ids are then in the order in which
 /// transactions got hold of their process or key, and are held open for the shortest time.
 pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
-    write_messages_and_processes(inbox, tx, s).await?;
+    write_messages_and_processes(inbox, tx, s, Expect::Duplicates).await?;
     write_outbox(inbox, tx, s).await
 }
 
 /// Sent without waiting for each answer: parts that are polled together touch different rows.
-async fn write_messages_and_processes(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+async fn write_messages_and_processes(
+    inbox: &PgInbox,
+    tx: &Transaction<'_>,
+    s: &Settlement,
+    expect: Expect,
+) -> Result<(), Stop> {
     let db = inbox.db();
     let messages = async {
         finish(db, tx, &s.stored).await?;
@@ -281,7 +296,7 @@ async fn write_messages_and_processes(inbox: &PgInbox, tx: &Transaction<'_>, s: 
         find_awaited(inbox, tx, s).await.map_err(Stop::from)
     };
     let (processes, versions, messages) = tokio::join!(
-        process::write(db, inbox.consumer_id(), tx, s),
+        process::write(db, inbox.consumer_id(), tx, s, expect),
         remember_versions(inbox, tx, &s.versions),
         messages,
     );
@@ -351,10 +366,7 @@ async fn dedupe(db: &Db, tx: &Transaction<'_>, arrivals: &[Arrival], expect: Exp
     }
     let (keys, now) = (column(arrivals, |a| a.dedupe_key), db.clock().for_statement());
     if expect == Expect::New {
-        return match execute(db, tx, DEDUPE_NEW, &[&keys, &now]).await {
-            Err(error) if error.kind() == ErrorKind::Conflict => Err(Stop::Surprise),
-            inserted => Ok(inserted.map(|_| HashSet::new())?),
-        };
+        return expect.new_rows(execute(db, tx, DEDUPE_NEW, &[&keys, &now]).await).map(|_| HashSet::new());
     }
     let rows = query(db, tx, DEDUPE, &[&keys, &now]).await?;
     if rows.len() == keys.len() {
