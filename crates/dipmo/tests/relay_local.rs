@@ -96,11 +96,14 @@ struct Scene {
 }
 
 impl Scene {
+    /// What is offered at once takes several transactions.
     async fn new(forgets: usize) -> Self {
+        Self::with(forgets, 2).await
+    }
+
+    async fn with(forgets: usize, batch_max: usize) -> Self {
         let world = World::new().await;
-        let mut consumer = Consumer::process("notes", Notebook).from_internal(&["Placed"]);
-        // So that what is offered at once takes several transactions.
-        consumer.batch_max = 2;
+        let consumer = Consumer { batch_max, ..Consumer::process("notes", Notebook).from_internal(&["Placed"]) };
         let store = Arc::new(PgInbox::register(world.db.clone(), &consumer).await.unwrap());
         let runner = Runner::new(store, Arc::new(consumer), world.clock.clone());
         let counter = counter(&world).await;
@@ -239,7 +242,7 @@ async fn write_words(world: Arc<World>, key: String, words: usize, seed: u64) {
         loop {
             let tx = client.transaction().await.unwrap();
             tx.execute(&append, &[&key, &body]).await.unwrap();
-            if random.random_bool(0.1) {
+            if random.random_bool(0.005) {
                 let seconds: f64 = random.random_range(0.0..0.06);
                 tx.execute("select pg_sleep($1)", &[&seconds]).await.unwrap();
             }
@@ -254,10 +257,10 @@ async fn write_words(world: Arc<World>, key: String, words: usize, seed: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_read_together_with_the_horizon_is_complete_and_in_order() {
-    const WORDS: usize = 150;
+    const WORDS: usize = 300;
     let seed: u64 = std::env::var("DIPMO_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random);
     println!("DIPMO_SEED={seed}");
-    let Scene { world, local, .. } = Scene::new(0).await;
+    let Scene { world, local, .. } = Scene::with(0, 500).await;
     let world = Arc::new(world);
     let relay = world.relay(RelayOptions { local: Some(local), ..RelayOptions::new("r1") });
     let mut writers = JoinSet::new();
