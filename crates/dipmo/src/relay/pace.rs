@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(100);
 /// This many in a window mean load: notifying would cost more.
 const BUSY_IDS: u64 = 60;
+/// A wait of at least this long that brought less than a load's worth was for nothing.
+const WAIT_MIN: Duration = Duration::from_millis(5);
 /// Fewer than this in each of [`CALM_WINDOWS`] windows mean that polling costs more.
 const CALM_IDS: u64 = 40;
 const CALM_WINDOWS: u32 = 5;
@@ -22,6 +24,7 @@ pub(crate) struct Pace {
     calm: u32,
     /// The last window, or this one already, had a load's worth.
     loaded: bool,
+    polled_at: Instant,
 }
 
 /// What made the relay look.
@@ -35,7 +38,7 @@ pub(crate) enum Woken {
 
 impl Pace {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { busy: false, window: now, ids: 0, calm: 0, loaded: false }
+        Self { busy: false, window: now, ids: 0, calm: 0, loaded: false, polled_at: now }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -51,6 +54,11 @@ impl Pace {
     /// should be told.
     pub(crate) fn polled(&mut self, ids: u64, woken: Woken, now: Instant) -> bool {
         let (was, moved) = (self.busy, ids > 0);
+        let waited = now.duration_since(std::mem::replace(&mut self.polled_at, now));
+        if self.loaded && waited >= WAIT_MIN && is_little(ids, waited) {
+            // The load has ended: whoever comes now is served at once.
+            (self.loaded, self.ids) = (false, 0);
+        }
         self.ids += ids;
         self.loaded |= self.ids >= BUSY_IDS;
         // New rows that nobody announced: another relay has told the writers to be silent.
@@ -69,6 +77,11 @@ impl Pace {
         }
         self.busy != was
     }
+}
+
+/// Less than load would have brought in this time.
+fn is_little(ids: u64, waited: Duration) -> bool {
+    u128::from(ids) * WINDOW.as_micros() < u128::from(BUSY_IDS) * waited.as_micros()
 }
 
 #[cfg(test)]
@@ -98,6 +111,20 @@ mod tests {
         pace.polled(0, Woken::Signal, start + WINDOW);
         pace.polled(0, Woken::Signal, start + WINDOW * 2);
         assert!(pace.is_busy() && !pace.is_loaded(), "calm for a moment: nobody waits for company");
+    }
+
+    #[test]
+    fn nobody_waits_for_company_once_the_load_has_ended() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        for n in 0..10 {
+            pace.polled(100, Woken::Signal, start + MS * 10 * n);
+            assert!(pace.is_loaded());
+        }
+        pace.polled(50, Woken::Signal, start + MS * 92);
+        assert!(pace.is_loaded(), "a poll that did not wait says nothing");
+        pace.polled(1, Woken::Signal, start + MS * 102);
+        assert!(!pace.is_loaded() && pace.is_busy(), "the first that waited alone");
     }
 
     #[test]

@@ -59,9 +59,11 @@ const ATTEMPTS: &str = "
 -- demo.attempts
 select count(*) from dipmo.inbox_done where attempts > 1";
 
+// Everything that a consumer got has a dedupe key, also what it took from memory and has no row in the inbox.
 const STEPS: &str = "
 -- demo.steps
-select count(*) from dipmo.inbox_status where state in ('PROCESSED', 'IGNORED')";
+select (select count(*) from dipmo.inbox_dedupe)
+     - (select count(*) from dipmo.inbox_status where state not in ('PROCESSED', 'IGNORED'))";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EffectRow {
