@@ -72,6 +72,27 @@ pub struct Envelope {
     pub rest: Map<String, Value>,
 }
 
+/// Who a message is for, without the rest of its envelope.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Heading<'a> {
+    #[serde(rename = "type", borrow)]
+    pub(crate) kind: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(crate) name: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(crate) key: Cow<'a, str>,
+    pub(crate) command_id: Uuid,
+    pub(crate) correlation_id: Uuid,
+}
+
+impl<'a> Heading<'a> {
+    /// `None` where there is no envelope, or not a whole one.
+    pub(crate) fn of(message: &'a Message) -> Option<Self> {
+        serde_json::from_slice(message.payload.as_deref().unwrap_or_default()).ok()
+    }
+}
+
 impl Envelope {
     /// Reads the payload of a message. What is wrong is told with the field's name, never the payload.
     pub fn of(message: &Message) -> Result<Self, Failure> {

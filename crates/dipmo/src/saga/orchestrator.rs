@@ -11,7 +11,7 @@ use super::data::SagaData;
 use super::decide::{self, Context};
 use super::registry::Registry;
 use crate::command::Envelope;
-use crate::command::envelope::kind;
+use crate::command::envelope::{Heading, kind};
 use crate::failure::Failure;
 use crate::message::{Destination, Message};
 use crate::process::{Address, Decision, Input, Instance, Process};
@@ -108,16 +108,18 @@ impl Process for Orchestrator {
         if let (true, Some(id)) = (is_answer(message.event_type()), correlation) {
             return Address::Id(id);
         }
-        match Envelope::of(message) {
-            Ok(envelope) if is_answer(&envelope.kind) => Address::Id(envelope.correlation_id),
-            Ok(envelope) => Address::Key { process_type: envelope.name, business_key: envelope.key },
+        match Heading::of(message) {
+            Some(heading) if is_answer(&heading.kind) => Address::Id(heading.correlation_id),
+            Some(Heading { name, key, .. }) => {
+                Address::Key { process_type: name.into_owned(), business_key: key.into_owned() }
+            }
             // Cannot be decided on either, which is where it is refused.
-            Err(_) => Address::Key { process_type: self.name().to_owned(), business_key: message.key.clone() },
+            None => Address::Key { process_type: self.name().to_owned(), business_key: message.key.clone() },
         }
     }
 
     fn new_id(&self, message: &Message) -> Option<Uuid> {
-        Envelope::of(message).ok().map(|envelope| envelope.command_id)
+        Heading::of(message).map(|heading| heading.command_id)
     }
 
     fn decide(&self, current: Option<&Instance>, input: Input<'_>, now: OffsetDateTime) -> Result<Decision, Failure> {
