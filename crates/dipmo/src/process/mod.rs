@@ -100,7 +100,8 @@ impl Instance {
     }
 }
 
-/// A process manager. Must be pure: same arguments, same answer, no effects.
+/// A process manager. Must be pure: same arguments, same answer, no effects. It may be asked about an input more
+/// than once, also with an instance that somebody else has moved by then; only the answer that is committed counts.
 pub trait Process: Send + Sync + 'static {
     /// The type under which instances are stored; never change it once used.
     fn name(&self) -> &str;
