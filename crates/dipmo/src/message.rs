@@ -124,6 +124,13 @@ pub enum Destination {
     },
 }
 
+impl Destination {
+    /// A broker gets it, and not a consumer of the same database.
+    pub(crate) fn leaves_the_database(&self) -> bool {
+        matches!(self, Self::Kafka { .. } | Self::Amqp { .. })
+    }
+}
+
 impl OutMessage {
     pub fn new(destination: Destination, aggregate: (&str, &str), event_type: &str) -> Self {
         Self {

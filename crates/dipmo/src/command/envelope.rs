@@ -87,9 +87,9 @@ pub(crate) struct Heading<'a> {
 }
 
 impl<'a> Heading<'a> {
-    /// `None` where there is no envelope, or not a whole one.
-    pub(crate) fn of(message: &'a Message) -> Option<Self> {
-        serde_json::from_slice(message.payload.as_deref().unwrap_or_default()).ok()
+    /// Of the payload of a message; `None` where that is no envelope, or not a whole one.
+    pub(crate) fn of(payload: Option<&'a [u8]>) -> Option<Self> {
+        serde_json::from_slice(payload?).ok()
     }
 }
 
@@ -153,22 +153,27 @@ impl Envelope {
     }
 
     /// As a row of the outbox: the envelope is the payload, and the columns repeat what routing,
-    /// ordering and operators need. `aggregate_type` says whose message it is.
+    /// ordering and operators need; the headers, what readers of a broker look for beside the body.
+    /// `aggregate_type` says whose message it is.
     pub fn into_message(self, destination: Destination, aggregate_type: &str) -> OutMessage {
         let mut message = OutMessage::new(destination, (aggregate_type, &self.key), &self.kind);
         message.message_id = self.message_id;
         message.tenant = self.header(header::TENANT_ID).unwrap_or_default().to_owned();
         message.correlation_id = Some(self.correlation_id.to_string());
         message.causation_id.clone_from(&self.causation_id);
+        message.headers = message.destination.leaves_the_database().then(|| self.headings());
+        message.payload = Some(Bytes::from(serde_json::to_vec(&self).expect("an envelope serialises without error")));
+        message
+    }
+
+    fn headings(&self) -> Map<String, Value> {
         let mut headers = Map::new();
         headers.insert("commandId".to_owned(), self.command_id.to_string().into());
         headers.insert("name".to_owned(), self.name.as_str().into());
         if let Some(reply_to) = self.header(header::REPLY_TO) {
             headers.insert(header::REPLY_TO.to_owned(), reply_to.into());
         }
-        message.headers = Some(headers);
-        message.payload = Some(Bytes::from(serde_json::to_vec(&self).expect("an envelope serialises without error")));
-        message
+        headers
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Change, Changed, audit, conflict, moved};
+use crate::command::envelope::Heading;
 use crate::error::{Error, Result};
 use crate::inbox::Settlement;
 use crate::process::{Decision, Failure, Input, Instance, OperatorAction, OperatorVerb, Process};
@@ -110,8 +111,8 @@ pub async fn resubmit_dead_letter(
 }
 
 fn outcome(decision: &Decision, dry_run: bool) -> String {
-    let sent: Vec<&str> =
-        decision.emit.iter().filter_map(|message| message.headers.as_ref()?.get("name")?.as_str()).collect();
+    let sent = decision.emit.iter().filter_map(|message| Heading::of(message.payload.as_deref()));
+    let sent: Vec<_> = sent.map(|heading| heading.name).collect();
     let becomes = if dry_run { "would become" } else { "is now" };
     let sends = match (sent.is_empty(), dry_run) {
         (true, _) => "nothing is sent".to_owned(),

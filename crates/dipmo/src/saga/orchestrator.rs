@@ -108,7 +108,7 @@ impl Process for Orchestrator {
         if let (true, Some(id)) = (is_answer(message.event_type()), correlation) {
             return Address::Id(id);
         }
-        match Heading::of(message) {
+        match Heading::of(message.payload.as_deref()) {
             Some(heading) if is_answer(&heading.kind) => Address::Id(heading.correlation_id),
             Some(Heading { name, key, .. }) => {
                 Address::Key { process_type: name.into_owned(), business_key: key.into_owned() }
@@ -119,7 +119,7 @@ impl Process for Orchestrator {
     }
 
     fn new_id(&self, message: &Message) -> Option<Uuid> {
-        Heading::of(message).map(|heading| heading.command_id)
+        Heading::of(message.payload.as_deref()).map(|heading| heading.command_id)
     }
 
     fn decide(&self, current: Option<&Instance>, input: Input<'_>, now: OffsetDateTime) -> Result<Decision, Failure> {

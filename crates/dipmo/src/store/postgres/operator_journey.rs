@@ -6,6 +6,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Db, query};
+use crate::command::envelope::Heading;
 use crate::error::Result;
 
 /// A process that takes part.
@@ -69,9 +70,10 @@ order by s.id limit $4";
 
 const OUTBOX: &str = "
 -- operator.journey_outbox
-select s.created_at, s.id::text, coalesce(s.headers ->> 'name', s.aggregate_type) || ' ' || s.event_type || ' to ' || s.destination,
+select s.created_at, s.id::text, s.event_type || ' to ' || s.destination,
     jsonb_strip_nulls(jsonb_build_object('state', s.state, 'message_id', s.message_id, 'key', s.key,
-        'published_at', s.published_at, 'attempts', nullif(s.attempts, 0), 'error', s.error_message))
+        'published_at', s.published_at, 'attempts', nullif(s.attempts, 0), 'error', s.error_message)),
+    s.headers ->> 'name', s.aggregate_type, s.payload
 from dipmo.relay_shard r
 join dipmo.outbox_status s on s.shard = r.shard
 where s.id >= dipmo.id_at('outbox', $2) and s.id < dipmo.id_at('outbox', $3) and s.correlation_id = $1
@@ -117,10 +119,12 @@ pub(crate) async fn messages(
     limit: i64,
 ) -> Result<Vec<Happening>> {
     let mut found = Vec::new();
-    for (place, statement) in [("inbox", INBOX), ("inbox", HANDLED), ("outbox", OUTBOX)] {
+    for statement in [INBOX, HANDLED] {
         let rows = query(db, tx, statement, &[&correlation, &from, &to, &limit]).await?;
-        found.extend(rows.iter().map(|row| happening(place, row)));
+        found.extend(rows.iter().map(|row| happening("inbox", row)));
     }
+    let rows = query(db, tx, OUTBOX, &[&correlation, &from, &to, &limit]).await?;
+    found.extend(rows.iter().map(sent));
     Ok(found)
 }
 
@@ -132,6 +136,15 @@ pub(crate) async fn decisions(db: &Db, tx: &Transaction<'_>, ids: &[Uuid], limit
         found.extend(rows.iter().map(|row| happening(place, row)));
     }
     Ok(found)
+}
+
+/// Told by the command's name: what stays in the database has it in the envelope alone.
+fn sent(row: &tokio_postgres::Row) -> Happening {
+    let (header, aggregate_type): (Option<&str>, &str) = (row.get(4), row.get(5));
+    let heading = Heading::of(row.get(6));
+    let name = header.or(heading.as_ref().map(|heading| heading.name.as_ref())).unwrap_or(aggregate_type);
+    let sent = happening("outbox", row);
+    Happening { what: format!("{name} {}", sent.what), ..sent }
 }
 
 fn happening(place: &'static str, row: &tokio_postgres::Row) -> Happening {

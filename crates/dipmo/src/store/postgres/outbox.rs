@@ -48,7 +48,7 @@ pub(crate) async fn append(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage
         return Ok(taken);
     }
     let headers: Vec<Option<String>> =
-        column(messages, |m| m.headers.as_ref().map(|h| serde_json::Value::Object(h.clone()).to_string()));
+        column(messages, |m| m.headers.as_ref().map(|h| serde_json::to_string(h).expect("a JSON map has text keys")));
     let numbers: Vec<i64> = (0..).take(messages.len()).collect();
     execute(
         db,
