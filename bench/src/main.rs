@@ -18,10 +18,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// As in the daemon.
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
-
 #[derive(Debug, Parser)]
 #[command(about = "Benchmarks of dipmo", version)]
 struct Cli {
