@@ -95,14 +95,14 @@ impl Answers {
         self.again.extend(other.again);
     }
 
-    /// The same for a group of messages of which any may be at fault.
-    pub(crate) async fn keep_for_group(&self, db: &Db, tx: &Transaction<'_>) -> Result<(), GroupFailure> {
-        let failure = match self.keep(db, tx).await {
-            Ok(true) => return Ok(()),
-            Ok(false) => Failure::transient("LEDGER_RACE", "the same command was answered by another node meanwhile"),
-            Err(error) => failure(&error),
-        };
-        Err(GroupFailure { at: 0, failure })
+    /// Before the answers are kept beside something else: what is prepared is on the wire as soon as it is polled,
+    /// and so before it.
+    pub(crate) async fn prepare(&self, db: &Db, tx: &Transaction<'_>) -> Result<()> {
+        if self.entries.is_empty() {
+            return Ok(());
+        }
+        let statement = if self.again.is_empty() { RECORD_NEW } else { RECORD_AGAIN };
+        tx.prepare_cached(&db.sql(statement)).await.map(drop).map_err(|e| super::failed(statement, e))
     }
 
     /// Keeps the answers; false when somebody else has answered one of them meanwhile, and then the transaction
@@ -127,6 +127,16 @@ impl Answers {
         params.push(&again);
         let kept = execute(db, tx, RECORD_AGAIN, &params).await?;
         Ok(kept == entries.len() as u64)
+    }
+
+    /// The same for a group of messages of which any may be at fault.
+    pub(crate) async fn keep_for_group(&self, db: &Db, tx: &Transaction<'_>) -> Result<(), GroupFailure> {
+        let failure = match self.keep(db, tx).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => Failure::transient("LEDGER_RACE", "the same command was answered by another node meanwhile"),
+            Err(error) => failure(&error),
+        };
+        Err(GroupFailure { at: 0, failure })
     }
 }
 

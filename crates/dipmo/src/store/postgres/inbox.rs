@@ -125,6 +125,7 @@ impl PgInbox {
         let (outbox, answers) = enlisted.into_parts();
         let mut whole = settlement.clone();
         whole.outbox.extend(outbox);
+        answers.prepare(&self.db, &tx).await?;
         let kept = answers.keep_for_group(&self.db, &tx);
         let (kept, written) = tokio::join!(biased; kept, settle::write(self, &tx, &whole));
         if let Err(refused) = kept {
