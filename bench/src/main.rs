@@ -18,6 +18,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// As in the daemon.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 #[derive(Debug, Parser)]
 #[command(about = "Benchmarks of dipmo", version)]
 struct Cli {

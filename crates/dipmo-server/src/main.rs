@@ -22,6 +22,11 @@ use clap::Parser as _;
 
 use crate::exit::Exit;
 
+/// A fourth less processor time than with the allocator of glibc, as measured with `cargo xtask bench saga`.
+#[cfg(not(target_env = "msvc"))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

@@ -4,20 +4,19 @@
 use std::panic::AssertUnwindSafe;
 
 use async_trait::async_trait;
-use deadpool_postgres::Transaction;
 use futures_util::FutureExt as _;
 use time::OffsetDateTime;
 
 use crate::message::{Message, OutMessage};
 use crate::process::Failure;
-use crate::store::postgres::Db;
 use crate::store::postgres::command_ledger::Answers;
+use crate::store::postgres::{Db, Tx};
 
 /// The open transaction, and the messages to send with it.
 #[expect(missing_debug_implementations, reason = "an open transaction has nothing to show")]
 pub struct Enlisted<'a> {
     db: &'a Db,
-    tx: &'a Transaction<'a>,
+    tx: &'a Tx<'a>,
     now: Option<OffsetDateTime>,
     outbox: Vec<OutMessage>,
     answers: Answers,
@@ -28,12 +27,12 @@ const NOW: &str = "
 select coalesce($1::timestamptz, now())";
 
 impl<'a> Enlisted<'a> {
-    pub(crate) fn new(db: &'a Db, tx: &'a Transaction<'a>) -> Self {
+    pub(crate) fn new(db: &'a Db, tx: &'a Tx<'a>) -> Self {
         Self { db, tx, now: None, outbox: Vec::new(), answers: Answers::default() }
     }
 
     /// For the handler's own statements. Do not commit or roll back: the runner does.
-    pub fn tx(&self) -> &Transaction<'a> {
+    pub fn tx(&self) -> &Tx<'a> {
         self.tx
     }
 
@@ -60,7 +59,7 @@ impl<'a> Enlisted<'a> {
     }
 
     /// For statements of ours that travel together with the handler's.
-    pub(crate) fn own_tx(&self) -> &'a Transaction<'a> {
+    pub(crate) fn own_tx(&self) -> &'a Tx<'a> {
         self.tx
     }
 
@@ -108,7 +107,7 @@ pub trait EnlistedHandler: Send + Sync + 'static {
 
     /// Handles the messages of one group, in order, in one transaction. Worth overriding where one
     /// statement can serve them all.
-    async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[Message]) -> Result<(), GroupFailure> {
+    async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[&Message]) -> Result<(), GroupFailure> {
         for (at, message) in messages.iter().enumerate() {
             let handled = AssertUnwindSafe(self.handle(enlisted, message)).catch_unwind().await;
             let handled = handled.unwrap_or_else(|_| Err(Failure::panicked()));

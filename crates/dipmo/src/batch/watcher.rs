@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::message::{Destination, OutMessage, dedupe_key};
 use crate::shutdown::Shutdown;
 use crate::store::postgres::batch::{self, Counted};
-use crate::store::postgres::{Db, begin, commit};
+use crate::store::postgres::{Db, Tx};
 
 /// The type of the event at the end of a batch.
 pub const BATCH_COMPLETED: &str = "BatchCompleted";
@@ -57,18 +57,18 @@ impl BatchWatcher {
     /// Counts every open batch that no other node is counting; answers with how many have ended.
     pub async fn run_once(&self) -> Result<usize> {
         let mut client = self.db.client().await?;
-        let tx = begin(&mut client).await?;
+        let tx = Tx::begin(&mut client)?;
         let (now, counted) = batch::count_open(&self.db, &tx, BATCHES_MAX).await?;
         batch::note(&self.db, &tx, &counted).await?;
         let ended: Vec<&Counted> = counted.iter().filter(|batch| batch.status().is_ended()).collect();
         if let Some(events) = &self.events {
             let messages: Vec<OutMessage> =
                 ended.iter().map(|batch| completed(batch, now).into_message(events.clone(), "Batch")).collect();
-            self.db.append(&tx, &messages).await?;
+            self.db.append_in(&tx, &messages).await?;
         }
         let report: Vec<(String, &str)> =
             ended.iter().map(|batch| (batch.id.to_string(), batch.status().name())).collect();
-        commit(tx).await?;
+        tx.commit().await?;
         for (batch, status) in &report {
             info!(batch, status, "a batch has ended");
         }

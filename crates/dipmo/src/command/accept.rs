@@ -17,7 +17,7 @@ use super::{Envelope, START_QUEUE, has_nul};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Destination, OutMessage};
 use crate::store::postgres::command_accept::{self as store, NewCommand, Requested};
-use crate::store::postgres::{Db, begin, commit};
+use crate::store::postgres::{Db, Tx};
 
 /// Whose messages they are, in the outbox.
 const AGGREGATE_TYPE: &str = "Command";
@@ -92,7 +92,7 @@ pub async fn accept(db: &Db, request: &Request) -> Result<Acceptance> {
     let destination = Destination::InternalQueue { queue: START_QUEUE.to_owned() };
     let fingerprint = request.fingerprint();
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     if let Some(key) = &request.idempotency_key {
         match store::find_request(db, &tx, &request.tenant, key).await? {
             Requested::InFlight => return Ok(Acceptance::Refused(Refusal::InFlight)),
@@ -119,8 +119,8 @@ pub async fn accept(db: &Db, request: &Request) -> Result<Acceptance> {
     if request.idempotency_key.is_some() {
         store::remember(db, &tx, &command, &fingerprint, &response).await?;
     }
-    db.append(&tx, &[request.start(id, &idempotency_key, destination, accepted_at)]).await?;
-    commit(tx).await?;
+    db.append_in(&tx, &[request.start(id, &idempotency_key, destination, accepted_at)]).await?;
+    tx.commit().await?;
     Ok(Acceptance::Accepted(Accepted { command_id: id, response, repeated: false }))
 }
 

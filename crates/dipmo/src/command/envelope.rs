@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -45,7 +45,7 @@ pub mod kind {
     pub const TIMED_OUT: &str = "CommandTimedOut";
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Envelope {
     pub message_id: Uuid,
@@ -57,15 +57,13 @@ pub struct Envelope {
     pub command_id: Uuid,
     /// The saga, for everything that belongs to one.
     pub correlation_id: Uuid,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub causation_id: Option<String>,
     #[serde(with = "time::serde::rfc3339")]
     pub occurred_at: OffsetDateTime,
     /// What order is kept by.
     pub key: String,
-    #[serde(default)]
     pub headers: Map<String, Value>,
-    #[serde(default, deserialize_with = "object_or_text")]
     pub payload: Value,
     /// What this version does not know.
     #[serde(flatten)]
@@ -177,14 +175,6 @@ impl Envelope {
     }
 }
 
-fn object_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
-    let value = Value::deserialize(deserializer)?;
-    Ok(match value {
-        Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
-        other => other,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -232,9 +222,40 @@ mod tests {
 
     #[test]
     fn a_missing_field_is_named() {
-        let mut broken = sample();
-        broken.as_object_mut().unwrap().remove("commandId");
-        let error = serde_json::from_value::<Envelope>(broken).unwrap_err();
-        assert!(error.to_string().contains("commandId"), "{error}");
+        for name in ["messageId", "type", "name", "commandId", "correlationId", "occurredAt", "key"] {
+            let mut broken = sample();
+            broken.as_object_mut().unwrap().remove(name);
+            let error = serde_json::from_value::<Envelope>(broken).unwrap_err();
+            assert!(error.to_string().contains(&format!("missing field `{name}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_left_out_is_empty_then() {
+        let mut bare = sample();
+        for name in ["causationId", "headers", "payload", "priority"] {
+            bare.as_object_mut().unwrap().remove(name);
+        }
+        let envelope: Envelope = serde_json::from_value(bare).unwrap();
+        assert_eq!((envelope.causation_id, envelope.payload), (None, Value::Null));
+        assert!(envelope.headers.is_empty() && envelope.rest.is_empty());
+    }
+
+    #[test]
+    fn a_field_given_twice_or_of_the_wrong_kind_is_refused() {
+        let twice = sample().to_string().replacen('{', r#"{"key":"P-2","#, 1);
+        let error = serde_json::from_str::<Envelope>(&twice).unwrap_err();
+        assert!(error.to_string().contains("duplicate field `key`"), "{error}");
+        let mut wrong = sample();
+        wrong["occurredAt"] = json!("yesterday");
+        assert!(serde_json::from_value::<Envelope>(wrong).is_err());
+        assert!(serde_json::from_value::<Envelope>(json!([])).is_err());
+    }
+
+    #[test]
+    fn names_may_be_written_with_escapes() {
+        let escaped = sample().to_string().replacen("\"key\"", "\"\\u006bey\"", 1);
+        let envelope: Envelope = serde_json::from_str(&escaped).unwrap();
+        assert_eq!(envelope.key, "P-1");
     }
 }

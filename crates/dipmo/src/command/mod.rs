@@ -6,6 +6,7 @@
 
 pub mod accept;
 pub mod envelope;
+mod envelope_read;
 mod received;
 pub mod remote;
 mod status;

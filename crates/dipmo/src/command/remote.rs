@@ -25,7 +25,7 @@ use crate::handler::{Enlisted, EnlistedHandler};
 use crate::message::{Message, OutMessage, dedupe_key};
 use crate::store::postgres::command_ledger::{self, Answers, Recorded};
 use crate::store::postgres::command_taken::{self as store, Found, Taken};
-use crate::store::postgres::{Db, begin, commit};
+use crate::store::postgres::{Db, Tx};
 
 /// Nobody waits longer for an answer; sagas have the same limit.
 pub const LEASE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -137,7 +137,7 @@ impl fmt::Display for Refused {
 pub async fn answer(db: &Db, command_id: Uuid, answer: &Answer) -> Result<Result<Said, Refused>> {
     refuse_nul(answer)?;
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let Some(found) = store::find(db, &tx, command_id).await? else {
         return Ok(Err(missing(db, &tx, command_id).await?));
     };
@@ -149,8 +149,8 @@ pub async fn answer(db: &Db, command_id: Uuid, answer: &Answer) -> Result<Result
     }
     record(db, &tx, &command, answer).await?;
     store::answer(db, &tx, command_id, (said.0, &said.1)).await?;
-    db.append(&tx, &[traced(command.reply(answer, found.now), &found.taken)]).await?;
-    commit(tx).await?;
+    db.append_in(&tx, &[traced(command.reply(answer, found.now), &found.taken)]).await?;
+    tx.commit().await?;
     Ok(Ok(Said::Now))
 }
 
@@ -160,7 +160,7 @@ pub async fn extend(db: &Db, command_id: Uuid, lease: Duration) -> Result<Result
         return Err(Error::invalid(format!("a lease has 1 to {} seconds", LEASE_MAX.as_secs())));
     }
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let Some(found) = store::find(db, &tx, command_id).await? else {
         return Ok(Err(missing(db, &tx, command_id).await?));
     };
@@ -169,18 +169,13 @@ pub async fn extend(db: &Db, command_id: Uuid, lease: Duration) -> Result<Result
         return Ok(Err(Refused::Answered(before.answer)));
     }
     let started = command.message(Uuid::now_v7(), kind::STARTED, lease_payload(Some(lease)), found.now);
-    db.append(&tx, &[traced(started, &found.taken)]).await?;
-    commit(tx).await?;
+    db.append_in(&tx, &[traced(started, &found.taken)]).await?;
+    tx.commit().await?;
     Ok(Ok(()))
 }
 
 /// The last word on a taken command, if there is one: of the ledger, or to this very sending.
-async fn answered(
-    db: &Db,
-    tx: &deadpool_postgres::Transaction<'_>,
-    command: &Command,
-    found: &Found,
-) -> Result<Option<Recorded>> {
+async fn answered(db: &Db, tx: &Tx<'_>, command: &Command, found: &Found) -> Result<Option<Recorded>> {
     if let Some((answer, payload)) = found.answered.clone() {
         return Ok(Some(Recorded { answer, payload }));
     }
@@ -189,11 +184,11 @@ async fn answered(
     Ok(recorded.filter(|recorded| command.answered(Some(recorded)).is_some()))
 }
 
-async fn missing(db: &Db, tx: &deadpool_postgres::Transaction<'_>, command_id: Uuid) -> Result<Refused> {
+async fn missing(db: &Db, tx: &Tx<'_>, command_id: Uuid) -> Result<Refused> {
     Ok(if store::is_sent(db, tx, command_id).await? { Refused::NotTaken } else { Refused::Unknown })
 }
 
-async fn record(db: &Db, tx: &deadpool_postgres::Transaction<'_>, command: &Command, answer: &Answer) -> Result<()> {
+async fn record(db: &Db, tx: &Tx<'_>, command: &Command, answer: &Answer) -> Result<()> {
     let entries: Vec<_> = command.entry(answer).into_iter().collect();
     let again: HashSet<Uuid> = command.is_resubmitted().then_some(command.key).into_iter().collect();
     if (Answers { entries, again }).keep(db, tx).await? {

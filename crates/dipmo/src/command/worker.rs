@@ -11,7 +11,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use deadpool_postgres::Transaction;
 use futures_util::FutureExt as _;
 use serde_json::Value;
 use tracing::warn;
@@ -22,6 +21,7 @@ use super::{CommandError, Envelope};
 use crate::failure::Failure;
 use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
 use crate::message::Message;
+use crate::store::postgres::Tx;
 use crate::store::postgres::command_ledger::{self, Answers, Recorded};
 
 /// What a handler says to a command: its result, or why not.
@@ -94,15 +94,8 @@ impl CommandWorker {
                 answers[at] = Some(answer);
             }
         }
-        let done: HashMap<Uuid, Answer> =
-            new.iter().filter_map(|at| Some((commands[*at].key, answers[*at].clone()?))).collect();
-        for (command, answer) in commands.iter().zip(answers) {
-            // The same command twice in one group: the second is told what the first was.
-            if answer.is_none() {
-                *answer = done.get(&command.key).cloned();
-            }
-        }
-        let kept = |at: &usize| commands[*at].entry(&done[&commands[*at].key]);
+        answer_repeats(commands, &new, answers);
+        let kept = |at: &usize| commands[*at].entry(answers[*at].as_ref()?);
         let again = commands.iter().filter(|c| c.is_resubmitted()).map(|c| c.key).collect();
         enlisted.answers().extend(Answers { entries: new.iter().filter_map(kept).collect(), again });
         Ok(())
@@ -112,11 +105,10 @@ impl CommandWorker {
 #[async_trait]
 impl EnlistedHandler for CommandWorker {
     async fn handle(&self, enlisted: &mut Enlisted<'_>, message: &Message) -> Result<(), Failure> {
-        let group = std::slice::from_ref(message);
-        self.handle_group(enlisted, group).await.map_err(|failed| failed.failure)
+        self.handle_group(enlisted, &[message]).await.map_err(|failed| failed.failure)
     }
 
-    async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[Message]) -> Result<(), GroupFailure> {
+    async fn handle_group(&self, enlisted: &mut Enlisted<'_>, messages: &[&Message]) -> Result<(), GroupFailure> {
         let mut commands = Vec::with_capacity(messages.len());
         for (at, message) in messages.iter().enumerate() {
             commands.push(
@@ -140,8 +132,11 @@ impl EnlistedHandler for CommandWorker {
             let answer = answer.as_ref().expect("what was not answered before was handled");
             enlisted.publish(command.reply(answer, now));
         }
-        let causes: HashMap<String, &Message> =
-            commands.iter().map(|command| command.envelope.message_id.to_string()).zip(messages).collect();
+        let causes: HashMap<String, &Message> = commands
+            .iter()
+            .map(|command| command.envelope.message_id.to_string())
+            .zip(messages.iter().copied())
+            .collect();
         for sent in enlisted.sent_since(before) {
             if let Some(cause) = sent.causation_id.as_ref().and_then(|id| causes.get(id)) {
                 sent.caused_by(cause);
@@ -216,7 +211,7 @@ struct Savepoint {
 
 impl Savepoint {
     /// Polled before the handler it is on the wire before the handler's first statement, which need not wait.
-    fn set<'a>(&mut self, tx: &'a Transaction<'a>) -> impl Future<Output = Result<(), tokio_postgres::Error>> + 'a {
+    fn set<'a>(&mut self, tx: &'a Tx<'a>) -> impl Future<Output = Result<(), tokio_postgres::Error>> + 'a {
         let again = std::mem::replace(&mut self.is_set, true);
         tx.batch_execute(if again { "release savepoint command; savepoint command" } else { "savepoint command" })
     }
@@ -231,6 +226,19 @@ async fn undo(enlisted: &mut Enlisted<'_>, sends: usize) -> Result<(), Failure> 
 fn first_of_each_key(commands: &[Command], answers: &[Option<Answer>]) -> Vec<usize> {
     let mut seen = HashSet::new();
     (0..commands.len()).filter(|at| answers[*at].is_none() && seen.insert(commands[*at].key)).collect()
+}
+
+/// The same command twice in one group: the second is told what the first was.
+fn answer_repeats(commands: &[Command], first: &[usize], answers: &mut [Option<Answer>]) {
+    if answers.iter().all(Option::is_some) {
+        return;
+    }
+    let done: HashMap<Uuid, usize> = first.iter().map(|at| (commands[*at].key, *at)).collect();
+    for at in 0..commands.len() {
+        if answers[at].is_none() {
+            answers[at] = done.get(&commands[at].key).and_then(|first| answers[*first].clone());
+        }
+    }
 }
 
 /// Sets of one command name, as large as the order within each key allows.

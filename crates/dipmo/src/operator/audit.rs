@@ -2,12 +2,10 @@
 
 pub use crate::store::postgres::operator::AuditRow;
 
-use deadpool_postgres::Transaction;
-
 use super::{Change, Changed, Listing, Page};
 use crate::error::Result;
 use crate::store::postgres::operator::{AuditEntry, audit_list, look};
-use crate::store::postgres::{Db, operator};
+use crate::store::postgres::{Db, Tx, operator};
 
 /// What a list of audit rows is narrowed by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,7 +26,7 @@ pub async fn list(db: &Db, filter: &AuditFilter, page: &Page<i64>) -> Result<Lis
 }
 
 /// Writes a change down, in its own transaction.
-pub(super) async fn write(db: &Db, tx: &Transaction<'_>, change: &Change, changed: &Changed) -> Result<()> {
+pub(super) async fn write(db: &Db, tx: &Tx<'_>, change: &Change, changed: &Changed) -> Result<()> {
     let Changed { action, target, detail, .. } = changed;
     let entry = AuditEntry { actor: change.actor(), action, target, reason: change.reason(), detail };
     operator::audit(db, tx, entry).await

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 
 use super::doctor_readers::readers;
@@ -11,7 +10,7 @@ use crate::error::Result;
 use crate::store::postgres::operator::look;
 use crate::store::postgres::operator_doctor::{self as facts, Holder, Setting};
 use crate::store::postgres::operator_status::{self, LaneStatus, NodeStatus};
-use crate::store::postgres::{Db, schema};
+use crate::store::postgres::{Db, Tx, schema};
 use crate::upkeep::UpkeepOptions;
 
 /// How a check came out. Only `Degraded` asks for action.
@@ -150,7 +149,7 @@ fn server(settings: &[Setting]) -> Vec<Check> {
     checks
 }
 
-async fn tables(db: &Db, tx: &Transaction<'_>) -> Result<Vec<Check>> {
+async fn tables(db: &Db, tx: &Tx<'_>) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
     let reach = facts::partitions(db, tx).await?;
     let short: Vec<String> = reach
@@ -207,7 +206,7 @@ fn none_of(
     Check::degraded(name, finding, advice)
 }
 
-async fn flow(db: &Db, tx: &Transaction<'_>, options: &DoctorOptions) -> Result<Vec<Check>> {
+async fn flow(db: &Db, tx: &Tx<'_>, options: &DoctorOptions) -> Result<Vec<Check>> {
     let orphans = facts::orphans(db, tx).await?;
     let orphans = orphans.iter().map(|o| format!("{} buckets of {}", o.buckets, o.scope)).collect();
     let lanes = operator_status::lanes(db, tx).await?;
@@ -268,7 +267,7 @@ fn heartbeat(nodes: &[NodeStatus], role: &str) -> Option<f64> {
     of_role.map(|node| node.heartbeat_age_seconds).min_by(f64::total_cmp)
 }
 
-async fn sessions(db: &Db, tx: &Transaction<'_>, options: &DoctorOptions) -> Result<Vec<Check>> {
+async fn sessions(db: &Db, tx: &Tx<'_>, options: &DoctorOptions) -> Result<Vec<Check>> {
     let named = |holders: Vec<Holder>| -> Vec<String> {
         holders.iter().map(|h| format!("{} (open for {:.0} s)", h.who, h.age_seconds)).collect()
     };

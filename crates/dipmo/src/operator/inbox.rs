@@ -2,7 +2,6 @@
 
 pub use crate::store::postgres::operator_inbox::{InboxDetail, InboxFilter, InboxRow, StoredRecord};
 
-use deadpool_postgres::Transaction;
 use serde_json::json;
 use time::OffsetDateTime;
 
@@ -13,7 +12,7 @@ use crate::message::{Message, dedupe_key};
 use crate::process::Failure;
 use crate::store::postgres::operator::{change, look};
 use crate::store::postgres::operator_inbox::{self as store, LockedWork};
-use crate::store::postgres::{Db, commit, operator_keys};
+use crate::store::postgres::{Db, Tx, operator_keys};
 
 /// The reason kept with a discarded message is shortened to this.
 const REASON_CHARS_MAX: usize = 500;
@@ -58,7 +57,7 @@ pub async fn retry(db: &Db, id: i64, by: &Change) -> Result<Changed> {
     let detail = json!({ "consumer": work.consumer, "key": work.key, "from": work.state, "attempts": work.attempts });
     let changed = Changed { action: "inbox.retry", target: target(id), note: note.to_owned(), detail };
     audit::write(db, &tx, by, &changed).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 
@@ -73,7 +72,7 @@ pub async fn discard(db: &Db, id: i64, by: &Change) -> Result<Changed> {
     let detail = json!({ "consumer": work.consumer, "key": work.key, "from": work.state, "key_released": freed });
     let changed = Changed { action: "inbox.discard", target: target(id), note: note.to_owned(), detail };
     audit::write(db, &tx, by, &changed).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 
@@ -108,12 +107,12 @@ pub async fn redecode(
     let detail = json!({ "consumer": work.consumer, "redecoded_as": redecoded_as, "message_id": message.message_id });
     let changed = Changed { action: "inbox.redecode", target: target(id), note, detail };
     audit::write(db, &tx, by, &changed).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 
 /// True when a key waited behind the message and is now drained.
-async fn close(db: &Db, tx: &Transaction<'_>, id: i64, work: &LockedWork, reason: &str) -> Result<bool> {
+async fn close(db: &Db, tx: &Tx<'_>, id: i64, work: &LockedWork, reason: &str) -> Result<bool> {
     if store::close(db, tx, id, &work.state, reason).await? == 0 {
         return Err(moved(&target(id)));
     }
@@ -124,7 +123,7 @@ async fn close(db: &Db, tx: &Transaction<'_>, id: i64, work: &LockedWork, reason
 }
 
 /// Locks the message and refuses what its state does not allow, with the way out.
-async fn allow(db: &Db, tx: &Transaction<'_>, id: i64, event: InboxEvent) -> Result<LockedWork> {
+async fn allow(db: &Db, tx: &Tx<'_>, id: i64, event: InboxEvent) -> Result<LockedWork> {
     let Some(work) = store::lock(db, tx, id).await? else {
         let Some(state) = store::closed_state(db, tx, id).await? else { return Err(no_such(id)) };
         return Err(conflict(format!("{} is {state} already: nothing is left to {}", target(id), event.name())));

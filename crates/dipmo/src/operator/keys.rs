@@ -9,9 +9,9 @@ use serde_json::json;
 
 use super::{Change, Changed, Listing, Page, audit, conflict, moved};
 use crate::error::{Error, Result};
+use crate::store::postgres::Db;
 use crate::store::postgres::operator::{change, look};
 use crate::store::postgres::operator_keys::{self as store, LockedKey};
-use crate::store::postgres::{Db, commit};
 
 /// Parked keys, oldest head first; the page goes by head.
 pub async fn list(db: &Db, consumer: Option<&str>, page: &Page<i64>) -> Result<Listing<KeyRow>> {
@@ -54,7 +54,7 @@ pub async fn release(db: &Db, consumer: &str, key: &str, skip_gap: bool, by: &Ch
     let detail = json!({ "head": parked.head_id, "head_state": parked.head_state, "skipped_to_version": version });
     let changed = Changed { action: "key.release", target, note, detail };
     audit::write(db, &tx, by, &changed).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 

@@ -5,14 +5,13 @@
 
 pub use crate::store::postgres::operator_outbox::{OutboxDetail, OutboxFilter, OutboxRow};
 
-use deadpool_postgres::Transaction;
 use serde_json::json;
 
 use super::{Change, Changed, Listing, Page, audit, conflict, moved};
 use crate::error::{Error, Result};
 use crate::store::postgres::operator::{change, look};
 use crate::store::postgres::operator_outbox::{self as store, LockedException};
-use crate::store::postgres::{Db, commit};
+use crate::store::postgres::{Db, Tx};
 
 const STATES: [&str; 6] = ["PENDING", "RETRY", "PARKED", "DEAD", "PUBLISHED", "DISCARDED"];
 
@@ -61,7 +60,7 @@ pub async fn discard(db: &Db, id: i64, by: &Change) -> Result<Changed> {
 
 async fn finish(
     db: &Db,
-    tx: Transaction<'_>,
+    tx: Tx<'_>,
     by: &Change,
     (action, id, note): (&'static str, i64, &str),
     exception: &LockedException,
@@ -71,12 +70,12 @@ async fn finish(
     let changed = Changed { action, target: target(id), note: note.to_owned(), detail };
     audit::write(db, &tx, by, &changed).await?;
     store::wake(db, &tx).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 
 /// Locks the exception and refuses what its state does not allow, with the way out.
-async fn allow(db: &Db, tx: &Transaction<'_>, id: i64, verb: &str) -> Result<LockedException> {
+async fn allow(db: &Db, tx: &Tx<'_>, id: i64, verb: &str) -> Result<LockedException> {
     let Some(exception) = store::lock(db, tx, id).await? else {
         let found = store::show(db, tx, id, false).await?.ok_or_else(|| no_such(id))?;
         let why = match found.state.as_str() {

@@ -13,10 +13,10 @@ use serde_json::json;
 use super::{Change, Changed, audit, conflict, moved};
 use crate::error::{Error, Result};
 use crate::relay::{ForeignTable, KAFKA, Reader};
+use crate::store::postgres::Db;
 use crate::store::postgres::operator::{change, look};
 use crate::store::postgres::operator_relay::{self as store, LockedLane};
 use crate::store::postgres::wal::slot::{self, SlotStatus, WalSettings};
-use crate::store::postgres::{Db, commit};
 
 /// A relay that was heard of within this many seconds is alive: several times its pace.
 const ALIVE_SECONDS: f64 = 30.0;
@@ -116,7 +116,7 @@ pub async fn set_reader(db: &Db, reader: Reader, by: &Change) -> Result<Changed>
     let detail = json!({ "from": before.reader, "to": reader.name(), "slot": before.slot });
     let changed = Changed { action: "relay.reader", target, note, detail };
     audit::write(db, &tx, by, &changed).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 
@@ -146,7 +146,7 @@ pub async fn create_slot(db: &Db, foreign: &[ForeignTable], by: &Change) -> Resu
     let note = format!("WAL is kept from {position} on; a relay goes on from there");
     let changed = Changed { action: "relay.create_slot", target, note, detail: json!({ "position": position }) };
     audit::write(db, &tx, by, &changed).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 
@@ -181,7 +181,7 @@ pub async fn drop_slot(db: &Db, name: Option<&str>, force: bool, by: &Change) ->
     // Written down first: no rollback brings a slot back.
     audit::write(db, &tx, by, &changed).await?;
     slot::drop_slot(db, name).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 

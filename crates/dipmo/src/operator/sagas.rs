@@ -14,7 +14,7 @@ use crate::inbox::Settlement;
 use crate::process::{Decision, Failure, Input, Instance, OperatorAction, OperatorVerb, Process};
 use crate::runner::instances::settle_operator;
 use crate::store::postgres::operator::change;
-use crate::store::postgres::{Db, commit, operator_outbox, operator_saga as store};
+use crate::store::postgres::{Db, operator_outbox, operator_saga as store};
 
 /// What is to be done to which saga.
 #[derive(Debug, Clone)]
@@ -80,7 +80,7 @@ pub async fn intervene(
     store::write(db, &tx, consumer, &settlement).await?;
     audit::write(db, &tx, by, &changed).await?;
     operator_outbox::wake(db, &tx).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 

@@ -19,7 +19,7 @@ use super::lane::{Found, Lane, LaneStep, ReadRow};
 use crate::error::{ErrorKind, Result};
 use crate::message::Message;
 use crate::store::postgres::relay::Link;
-use crate::store::postgres::relay_internal::{Subscriber, Subscriptions};
+use crate::store::postgres::relay_internal::{Routed, Subscriber, Subscriptions};
 use crate::store::postgres::relay_out::OutRow;
 use crate::store::postgres::relay_rows::{Cursors, IdRow, LateRanges};
 
@@ -87,7 +87,7 @@ impl Lane {
         };
         self.local_reads.adapt(&found.fresh, self.shards.len(), self.options.batch_rows);
         let handled = self.handle_local(&found, &subscriptions).await?;
-        self.store(view, found.map(IdRow::of), &subscriptions, &handled).await
+        self.store(view, found, &subscriptions, &handled).await
     }
 
     /// Read together: the view is older than both, and whoever had registered when a row of it was committed
@@ -138,10 +138,10 @@ impl Lane {
     }
 
     /// Moves the cursors, and stores what the other consumers are to get.
-    async fn store(
+    async fn store<R: InternalRow>(
         &mut self,
         view: &View,
-        found: Found<IdRow>,
+        found: Found<R>,
         subscriptions: &Subscriptions,
         handled: &HashSet<i32>,
     ) -> Result<LaneStep> {
@@ -151,10 +151,10 @@ impl Lane {
         if sent == 0 {
             return Ok(step);
         }
-        let rows: Vec<IdRow> = found.late.into_iter().chain(found.fresh).collect();
-        counter!("dipmo_outbox_published_total", "lane" => self.name).increment(rows.len() as u64);
+        counter!("dipmo_outbox_published_total", "lane" => self.name).increment(sent as u64);
         self.unlogged.extend(logs);
-        let mut deliveries = subscriptions.deliveries(&rows, handled);
+        let rows = found.late.iter().chain(&found.fresh).map(R::routed);
+        let mut deliveries = subscriptions.deliveries(rows, handled);
         if deliveries.is_empty() {
             // A cursor that is behind costs duplicates after a crash, and nothing else.
             return Ok(step);
@@ -182,7 +182,7 @@ fn messages<'a>(
     let mut wants: HashMap<i32, bool> = HashMap::new();
     let mut by_consumer: BTreeMap<i32, (&Subscriber, Vec<Message>)> = BTreeMap::new();
     for row in rows {
-        for consumer in subscriptions.takers(&IdRow::of(row)) {
+        for consumer in subscriptions.takers(&row.routed()) {
             if *wants.entry(consumer.id).or_insert_with(|| wanted(consumer)) {
                 let (_, messages) = by_consumer.entry(consumer.id).or_insert_with(|| (consumer, Vec::new()));
                 messages.push(row.message());
@@ -190,6 +190,24 @@ fn messages<'a>(
         }
     }
     by_consumer
+}
+
+/// A row of INTERNAL, whole or not.
+trait InternalRow: ReadRow {
+    fn routed(&self) -> Routed<'_>;
+}
+
+impl InternalRow for OutRow {
+    fn routed(&self) -> Routed<'_> {
+        self.routed()
+    }
+}
+
+impl InternalRow for IdRow {
+    fn routed(&self) -> Routed<'_> {
+        let Self { shard, id, message_id, event_type, queue } = self;
+        Routed { shard: *shard, id: *id, message_id: *message_id, event_type, queue: queue.as_deref() }
+    }
 }
 
 impl ReadRow for IdRow {

@@ -93,7 +93,8 @@ impl Runner {
         while conflicts < CONFLICTS_MAX {
             let folded = fold::fold_enlisted(batch, &loaded, &known);
             let handled = folded.handled.iter().filter_map(|at| deliveries[*at].message());
-            let messages: Vec<Message> = handled.map(|message| batch.spans.as_handled(message)).collect();
+            let handled: Vec<Cow<'_, Message>> = handled.map(|message| batch.spans.as_handled(message)).collect();
+            let messages: Vec<&Message> = handled.iter().map(AsRef::as_ref).collect();
             let once = self.enlist_once(&folded, work.handler, &messages);
             let fault = match once.instrument(batch.spans.around(&messages)).await {
                 Ok(Enlistment::Settled(Settled::Committed)) => {
@@ -142,7 +143,7 @@ impl Runner {
         &self,
         folded: &fold::Folded,
         handler: &dyn EnlistedHandler,
-        messages: &[Message],
+        messages: &[&Message],
     ) -> Result<Enlistment> {
         if messages.is_empty() {
             return self.store.settle(&folded.settlement).await.map(Enlistment::Settled);

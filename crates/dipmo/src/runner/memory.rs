@@ -14,9 +14,9 @@ use crate::process::Instance;
 use crate::store::{InstanceKey, LoadRequest, Loaded};
 
 /// When so many are remembered, those that were not asked for since the last time are forgotten.
-const KEPT_MAX: usize = 2_000;
+const KEPT_MAX: usize = 5_000;
 /// What is larger is read again.
-const DATA_BYTES_MAX: usize = 8 * 1024;
+const DATA_BYTES_MAX: usize = 4 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Memory(Mutex<Generations>);

@@ -3,6 +3,7 @@
 //! Tries that are rolled back do not show: the span of a message ends with the transaction that settles
 //! it, or with the batch that could not be settled. Messages that are only stored have none.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -64,7 +65,7 @@ impl<'a> Spans<'a> {
     }
 
     /// The span of the message, if it is the only one: a group has no span of its own.
-    pub(super) fn around(&self, messages: &[Message]) -> Span {
+    pub(super) fn around(&self, messages: &[&Message]) -> Span {
         match (self.context, messages) {
             (Some(_), [message]) => self.span(message),
             _ => Span::none(),
@@ -82,12 +83,11 @@ impl<'a> Spans<'a> {
     }
 
     /// The message as handlers see it: its traceparent is that of its span.
-    pub(super) fn as_handled(&self, message: &Message) -> Message {
-        let mut message = message.clone();
-        if self.context.is_some() {
-            message.traceparent = self.traceparent(&message).or(message.traceparent);
+    pub(super) fn as_handled<'m>(&self, message: &'m Message) -> Cow<'m, Message> {
+        match self.context.and_then(|_| self.traceparent(message)) {
+            None => Cow::Borrowed(message),
+            traceparent => Cow::Owned(Message { traceparent, ..message.clone() }),
         }
-        message
     }
 
     /// The deliveries are settled: each span ends, with its outcome.

@@ -128,7 +128,7 @@ pub trait InboxStore: Send + Sync + 'static {
         &self,
         settlement: &Settlement,
         handler: &dyn EnlistedHandler,
-        messages: &[Message],
+        messages: &[&Message],
     ) -> Result<Enlistment>;
 
     /// Takes a broker partition over from whoever had it.

@@ -87,7 +87,7 @@ impl<H: Hook> InboxStore for Hooked<H> {
     async fn settle(&self, settlement: &Settlement) -> Result<Settled> {
         self.call("settle", self.inner.settle(settlement)).await
     }
-    async fn enlist(&self, s: &Settlement, handler: &dyn EnlistedHandler, messages: &[Message]) -> Result<Enlistment> {
+    async fn enlist(&self, s: &Settlement, handler: &dyn EnlistedHandler, messages: &[&Message]) -> Result<Enlistment> {
         self.call("enlist", self.inner.enlist(s, handler, messages)).await
     }
     // Not hooked: it is how a test starts a node.

@@ -30,7 +30,7 @@ impl Turn<'_> {
                 if self.status != Status::Compensating {
                     let error = self.error_payload();
                     self.status = Status::Compensating;
-                    self.event("SagaCompensating", json!({ "error": error }));
+                    self.event("SagaCompensating", || json!({ "error": error }));
                 }
                 self.send_or_give_up(Place::Undo(n));
             }

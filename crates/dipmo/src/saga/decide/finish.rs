@@ -17,7 +17,7 @@ impl Turn<'_> {
         self.go(end_state::SUCCEEDED, Status::Succeeded);
         self.end_own_command(CommandStatus::Succeeded, Some(result.clone()), None);
         self.batch_item(BatchItemStatus::Succeeded, None);
-        self.finished("SagaSucceeded", json!({ "result": result }));
+        self.finished("SagaSucceeded", || json!({ "result": result }));
     }
 
     /// Ends as FAILED or, where something was undone, as COMPENSATED.
@@ -35,11 +35,11 @@ impl Turn<'_> {
         };
         self.batch_item(item, error.as_ref().map(ToString::to_string));
         self.end_own_command(command, None, error);
-        let detail = json!({ "error": self.error_payload() });
-        self.finished(event, detail);
+        let error = self.error_payload();
+        self.finished(event, || json!({ "error": error }));
     }
 
-    fn finished(&mut self, event: &str, detail: Value) {
+    fn finished(&mut self, event: &str, detail: impl FnOnce() -> Value) {
         let (kind, payload) = self.last_word();
         self.answer(kind, payload);
         self.event(event, detail);

@@ -61,7 +61,7 @@ impl Turn<'_> {
         let call = self.context.compiled.call(place);
         self.data.paused = None;
         self.status = working(place);
-        self.event("SagaResumed", json!({ "step": call.name }));
+        self.event("SagaResumed", || json!({ "step": call.name }));
         match self.data.held.take() {
             Some(held) if held.completed => return self.complete(place, held.payload),
             Some(held) => {

@@ -65,12 +65,12 @@ impl Turn<'_> {
     }
 
     /// An event of the saga, where its definition names a place for them.
-    pub(super) fn event(&mut self, event: &str, detail: Value) {
+    pub(super) fn event(&mut self, event: &str, detail: impl FnOnce() -> Value) {
         let compiled = self.context.compiled;
         let Some(to) = compiled.definition().events.clone() else { return };
         let mut envelope = self.envelope(event, compiled.name(), self.once_id(event));
         let mut payload = json!({ "sagaId": self.id, "definition": compiled.hash(), "status": self.status.name() });
-        if let (Value::Object(payload), Value::Object(detail)) = (&mut payload, detail) {
+        if let (Value::Object(payload), Value::Object(detail)) = (&mut payload, detail()) {
             payload.extend(detail);
         }
         envelope.payload = payload;

@@ -31,7 +31,7 @@ pub(in crate::saga) fn start(context: &Context<'_>, message: &Message, envelope:
     let mut turn = Turn::new(context, identity, data, Cause::of(message));
     turn.status = Status::Running;
     turn.batch_item(BatchItemStatus::Running, None);
-    turn.event("SagaStarted", json!({ "input": envelope.payload }));
+    turn.event("SagaStarted", || json!({ "input": envelope.payload }));
     turn.open_own_command(1);
     turn.advance(0);
     turn.into_decision()

@@ -97,7 +97,7 @@ impl Turn<'_> {
         record.result = Some(result.clone());
         let id = record.command_id;
         self.end_command(id, CommandStatus::Succeeded, Some(result), None, false);
-        self.event("SagaStepCompleted", json!({ "step": name }));
+        self.event("SagaStepCompleted", || json!({ "step": name }));
         match place {
             Place::Step(n) => {
                 self.data.given_up = None;
@@ -156,7 +156,7 @@ impl Turn<'_> {
         self.data.paused = Some(paused);
         self.go(state, Status::Paused);
         let error = self.data.steps.get(state).and_then(|record| record.error.clone());
-        self.event("SagaPaused", json!({ "step": state, "error": error }));
+        self.event("SagaPaused", || json!({ "step": state, "error": error }));
     }
 
     pub(super) fn end_command(

@@ -1,5 +1,7 @@
 //! One decision in the making.
 
+use std::cell::OnceCell;
+
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -38,8 +40,8 @@ pub(super) struct Turn<'a> {
     pub(super) id: Uuid,
     pub(super) tenant: String,
     pub(super) key: String,
-    /// The variable `saga` of expressions.
-    saga: Value,
+    /// The variable `saga` of expressions, once one is evaluated.
+    saga: OnceCell<Value>,
     pub(super) data: SagaData,
     pub(super) cause: Cause,
     /// The version that the decision makes; whatever it sends once has an id made from it.
@@ -67,7 +69,7 @@ impl<'a> Turn<'a> {
             id,
             tenant: tenant.to_owned(),
             key: key.to_owned(),
-            saga: json!({ "id": id, "key": key, "tenant": tenant }),
+            saga: OnceCell::new(),
             data,
             cause,
             version: 1,
@@ -92,14 +94,17 @@ impl<'a> Turn<'a> {
         Scope {
             input: &self.data.input,
             records: &self.data.steps,
-            saga: &self.saga,
+            saga: self.saga.get_or_init(|| json!({ "id": self.id, "key": self.key, "tenant": self.tenant })),
             steps: &self.context.compiled.step_names,
         }
     }
 
     pub(super) fn record(&mut self, name: &str) -> &mut StepRecord {
-        let command_id = self.context.compiled.command_id(self.id, name);
-        self.data.steps.entry(name.to_owned()).or_insert_with(|| StepRecord::new(command_id))
+        if !self.data.steps.contains_key(name) {
+            let command_id = self.context.compiled.command_id(self.id, name);
+            self.data.steps.insert(name.to_owned(), StepRecord::new(command_id));
+        }
+        self.data.steps.get_mut(name).expect("it is there by now")
     }
 
     pub(super) fn go(&mut self, state: &str, status: Status) {

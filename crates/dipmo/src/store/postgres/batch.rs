@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use deadpool_postgres::Transaction;
 use serde_json::Value;
 use time::{Date, OffsetDateTime};
 use uuid::Uuid;
 
 use super::columns::column;
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::batch::{BatchItemsRequested, BatchStatus, Items};
 use crate::command::BatchItemStatus;
 use crate::error::Result;
@@ -89,7 +88,7 @@ pub(crate) fn items(counts: &BTreeMap<String, i64>) -> Items {
 }
 
 /// Makes the batch unless it is there, and learns how many items it will have.
-pub(crate) async fn open(db: &Db, tx: &Transaction<'_>, request: &BatchItemsRequested) -> Result<Opened> {
+pub(crate) async fn open(db: &Db, tx: &Tx<'_>, request: &BatchItemsRequested) -> Result<Opened> {
     let BatchItemsRequested { batch_id, saga, tenant, scheduled_for, total, .. } = request;
     let now = db.clock().for_statement();
     let rows = query(db, tx, OPEN, &[batch_id, saga, tenant, scheduled_for, total, &now]).await?;
@@ -97,7 +96,7 @@ pub(crate) async fn open(db: &Db, tx: &Transaction<'_>, request: &BatchItemsRequ
 }
 
 /// Answers with the ids of those that were not there.
-pub(crate) async fn add_items(db: &Db, tx: &Transaction<'_>, request: &BatchItemsRequested) -> Result<HashSet<String>> {
+pub(crate) async fn add_items(db: &Db, tx: &Tx<'_>, request: &BatchItemsRequested) -> Result<HashSet<String>> {
     if request.items.is_empty() {
         return Ok(HashSet::new());
     }
@@ -109,7 +108,7 @@ pub(crate) async fn add_items(db: &Db, tx: &Transaction<'_>, request: &BatchItem
 }
 
 /// The time, and the open batches that nobody else is counting.
-pub(crate) async fn count_open(db: &Db, tx: &Transaction<'_>, max: i64) -> Result<(OffsetDateTime, Vec<Counted>)> {
+pub(crate) async fn count_open(db: &Db, tx: &Tx<'_>, max: i64) -> Result<(OffsetDateTime, Vec<Counted>)> {
     let rows = query(db, tx, LOCK_OPEN, &[&max, &db.clock().for_statement()]).await?;
     let Some(now) = rows.first().map(|row| row.get(5)) else {
         return Ok((OffsetDateTime::UNIX_EPOCH, Vec::new()));
@@ -135,7 +134,7 @@ pub(crate) async fn count_open(db: &Db, tx: &Transaction<'_>, max: i64) -> Resul
     Ok((now, open))
 }
 
-pub(crate) async fn note(db: &Db, tx: &Transaction<'_>, counted: &[Counted]) -> Result<()> {
+pub(crate) async fn note(db: &Db, tx: &Tx<'_>, counted: &[Counted]) -> Result<()> {
     if counted.is_empty() {
         return Ok(());
     }

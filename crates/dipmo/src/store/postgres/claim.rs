@@ -3,13 +3,11 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::Transaction;
-
 use super::columns::column;
 use super::inbox::{PgInbox, message};
 use super::lease::buckets_of;
 use super::settle::check_fence;
-use super::{begin, commit, execute, failed, process, query};
+use super::{Tx, execute, failed, process, query};
 use crate::error::Result;
 use crate::inbox::{Fence, FiredTimer, InboxState};
 use crate::process::Instance;
@@ -126,7 +124,7 @@ pub(super) async fn probe(inbox: &PgInbox, fence: &Fence) -> Result<Work> {
 pub(super) async fn received(inbox: &PgInbox, fence: &Fence, max: usize) -> Result<Claimed> {
     let buckets = buckets_of(fence)?;
     let mut client = inbox.db().client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     check_fence(inbox.db(), &tx, fence).await?;
     let found = query(inbox.db(), &tx, FIND_RECEIVED, &[&inbox.consumer_id(), &buckets, &(max as i64)]).await?;
     let (behind, free): (Vec<_>, Vec<_>) = found.iter().partition(|row| row.get::<_, bool>(2));
@@ -143,7 +141,7 @@ pub(super) async fn received(inbox: &PgInbox, fence: &Fence, max: usize) -> Resu
         work.is_head = parked.get(&work.message.inbox_id).copied().unwrap_or(false);
     }
     claimed.parked = behind.len();
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(claimed)
 }
 
@@ -151,7 +149,7 @@ pub(super) async fn due(inbox: &PgInbox, fence: &Fence, max: usize) -> Result<Cl
     let buckets = buckets_of(fence)?;
     let now = inbox.db().clock().for_statement();
     let mut client = inbox.db().client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     check_fence(inbox.db(), &tx, fence).await?;
     let found = query(inbox.db(), &tx, FIND_DUE, &[&inbox.consumer_id(), &buckets, &(max as i64), &now]).await?;
     let heads: HashMap<i64, bool> = found.iter().map(|row| (row.get(0), row.get(2))).collect();
@@ -161,21 +159,21 @@ pub(super) async fn due(inbox: &PgInbox, fence: &Fence, max: usize) -> Result<Cl
     for work in &mut claimed.work {
         work.is_head = heads[&work.message.inbox_id];
     }
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(claimed)
 }
 
 pub(super) async fn draining(inbox: &PgInbox, fence: &Fence, max: usize) -> Result<Claimed> {
     let buckets = buckets_of(fence)?;
     let mut client = inbox.db().client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     check_fence(inbox.db(), &tx, fence).await?;
     let find = if inbox.checks_versions() { FIND_DRAINING_BY_VERSION } else { FIND_DRAINING };
     let found = query(inbox.db(), &tx, find, &[&inbox.consumer_id(), &buckets, &(max as i64)]).await?;
     let fresh = found.iter().take_while(|row| row.get::<_, i32>(1) == 0).count();
     let ids = column(alone_or(fresh, &found), |row| row.get::<_, i64>(0));
     let claimed = fetch(inbox, &tx, &ids, InboxState::Parked).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(claimed)
 }
 
@@ -186,7 +184,7 @@ fn alone_or<T>(fresh: usize, found: &[T]) -> &[T] {
 }
 
 /// Counts the attempts and reads the messages, in the order given.
-async fn fetch(inbox: &PgInbox, tx: &Transaction<'_>, ids: &[i64], state: InboxState) -> Result<Claimed> {
+async fn fetch(inbox: &PgInbox, tx: &Tx<'_>, ids: &[i64], state: InboxState) -> Result<Claimed> {
     if ids.is_empty() {
         return Ok(Claimed::default());
     }
@@ -208,7 +206,7 @@ async fn fetch(inbox: &PgInbox, tx: &Transaction<'_>, ids: &[i64], state: InboxS
 pub(super) async fn free_drained(inbox: &PgInbox, fence: &Fence) -> Result<usize> {
     let buckets = buckets_of(fence)?;
     let mut client = inbox.db().client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     check_fence(inbox.db(), &tx, fence).await?;
     let rows = query(inbox.db(), &tx, LOCK_DRAINING, &[&inbox.consumer_id(), &buckets]).await?;
     let keys = column(&rows, |row| row.get::<_, String>(0));
@@ -217,7 +215,7 @@ pub(super) async fn free_drained(inbox: &PgInbox, fence: &Fence) -> Result<usize
     } else {
         execute(inbox.db(), &tx, FREE_DRAINED, &[&inbox.consumer_id(), &keys]).await?
     };
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(freed as usize)
 }
 
@@ -225,13 +223,13 @@ pub(super) async fn due_timers(inbox: &PgInbox, fence: &Fence, max: usize) -> Re
     let buckets = buckets_of(fence)?;
     let now = inbox.db().clock().for_statement();
     let mut client = inbox.db().client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     check_fence(inbox.db(), &tx, fence).await?;
     let rows =
         query(inbox.db(), &tx, process::DUE_TIMERS, &[&inbox.consumer_id(), &buckets, &now, &(max as i64)]).await?;
     let ids = column(&rows, |row| row.get::<_, uuid::Uuid>(0));
     let instances = if ids.is_empty() { HashMap::new() } else { process::load_by_id(inbox.db(), &tx, &ids).await? };
-    commit(tx).await?;
+    tx.commit().await?;
     let fired = rows.iter().filter_map(|row| {
         let timer = FiredTimer { process_id: row.get(0), name: row.get(1), bucket: row.get(2), attempts: row.get(3) };
         instances.get(&timer.process_id).map(|instance| (timer, instance.clone()))

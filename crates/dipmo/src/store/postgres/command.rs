@@ -2,13 +2,12 @@
 
 use std::collections::HashSet;
 
-use deadpool_postgres::Transaction;
 use metrics::{counter, histogram};
 use uuid::Uuid;
 
 use super::columns::column;
 use super::settle::{Expect, Stop, first_failure};
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::command::{BatchItemChange, CommandChange, End, Issue};
 use crate::error::Result;
 
@@ -86,12 +85,7 @@ update dipmo.batch_run set status = 'RUNNING', completed_at = null
 where batch_id = any($1) and status in ('PARTIAL', 'SUCCEEDED', 'FAILED')";
 
 /// Of several changes to one command in a batch, what was issued comes first and its end last.
-pub(super) async fn write(
-    db: &Db,
-    tx: &Transaction<'_>,
-    changes: &[CommandChange],
-    expect: Expect,
-) -> Result<(), Stop> {
+pub(super) async fn write(db: &Db, tx: &Tx<'_>, changes: &[CommandChange], expect: Expect) -> Result<(), Stop> {
     if changes.is_empty() {
         return Ok(());
     }
@@ -108,9 +102,9 @@ pub(super) async fn write(
     // What is issued and taken up at once is written once, as running.
     let (begun, runs): (Vec<_>, Vec<_>) = last_of_each(runs, |(id, _)| *id)
         .into_iter()
-        .partition(|(id, lease)| lease.is_none() && issues.iter().any(|issue| issue.id == *id));
+        .partition(|(id, lease)| lease.is_none() && is_issued(&issues, *id));
     let begun: HashSet<Uuid> = begun.into_iter().map(|(id, _)| id).collect();
-    let again = ends.iter().any(|end| issues.iter().any(|issue| issue.id == end.id));
+    let again = ends.iter().any(|end| is_issued(&issues, end.id));
     if again || !runs.is_empty() {
         issue_all(db, tx, ISSUE, &issues, &begun).await?;
         run(db, tx, &runs).await?;
@@ -129,15 +123,14 @@ fn last_of_each<T>(mut changes: Vec<T>, id: impl Fn(&T) -> Uuid) -> Vec<T> {
     changes
 }
 
+/// `issues` are in the order of their ids.
+fn is_issued(issues: &[&Issue], id: Uuid) -> bool {
+    issues.binary_search_by_key(&id, |issue| issue.id).is_ok()
+}
+
 /// The first time that a step is asked for is told apart: nothing is there yet. What came from outside may have
 /// been written down when it was accepted.
-async fn issue(
-    db: &Db,
-    tx: &Transaction<'_>,
-    issues: &[&Issue],
-    begun: &HashSet<Uuid>,
-    expect: Expect,
-) -> Result<(), Stop> {
+async fn issue(db: &Db, tx: &Tx<'_>, issues: &[&Issue], begun: &HashSet<Uuid>, expect: Expect) -> Result<(), Stop> {
     let is_first = |c: &&&Issue| expect == Expect::New && c.attempt == 1 && c.id != c.process_id;
     let (first, others): (Vec<&Issue>, Vec<&Issue>) = issues.iter().partition(is_first);
     let (first, others) =
@@ -147,7 +140,7 @@ async fn issue(
 
 async fn issue_all(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     statement: &'static str,
     issues: &[&Issue],
     begun: &HashSet<Uuid>,
@@ -184,7 +177,7 @@ async fn issue_all(
     Ok(())
 }
 
-async fn run(db: &Db, tx: &Transaction<'_>, runs: &[(Uuid, Option<i64>)]) -> Result<()> {
+async fn run(db: &Db, tx: &Tx<'_>, runs: &[(Uuid, Option<i64>)]) -> Result<()> {
     if !runs.is_empty() {
         let (ids, leases) = (column(runs, |(id, _)| *id), column(runs, |(_, lease)| *lease));
         execute(db, tx, RUN, &[&ids, &leases, &db.clock().for_statement()]).await?;
@@ -192,7 +185,7 @@ async fn run(db: &Db, tx: &Transaction<'_>, runs: &[(Uuid, Option<i64>)]) -> Res
     Ok(())
 }
 
-async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
+async fn end(db: &Db, tx: &Tx<'_>, ends: &[&End]) -> Result<()> {
     if ends.is_empty() {
         return Ok(());
     }
@@ -223,7 +216,7 @@ async fn end(db: &Db, tx: &Transaction<'_>, ends: &[&End]) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn write_batch_items(db: &Db, tx: &Transaction<'_>, items: &[BatchItemChange]) -> Result<()> {
+pub(super) async fn write_batch_items(db: &Db, tx: &Tx<'_>, items: &[BatchItemChange]) -> Result<()> {
     if items.is_empty() {
         return Ok(());
     }

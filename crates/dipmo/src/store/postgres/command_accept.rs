@@ -1,11 +1,10 @@
 //! Statements that accept a command from outside: who asked before, the command, the memory of the request.
 
-use deadpool_postgres::Transaction;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 
 /// A command to be written.
@@ -61,7 +60,7 @@ insert into dipmo.command_request (tenant, idempotency_key, fingerprint, command
 values ($1, $2, $3, $4, $5, coalesce($6, now()))";
 
 /// What the idempotency key stands for; until the transaction ends nobody else can use it.
-pub(crate) async fn find_request(db: &Db, tx: &Transaction<'_>, tenant: &str, key: &str) -> Result<Requested> {
+pub(crate) async fn find_request(db: &Db, tx: &Tx<'_>, tenant: &str, key: &str) -> Result<Requested> {
     if !try_lock(db, tx, &["request", tenant, key]).await? {
         return Ok(Requested::InFlight);
     }
@@ -76,7 +75,7 @@ pub(crate) async fn find_request(db: &Db, tx: &Transaction<'_>, tenant: &str, ke
 /// Whether the name has a command for the business key; until the transaction ends nobody else can make one.
 pub(crate) async fn find_command(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     (name, tenant, business_key): (&str, &str, &str),
 ) -> Result<Requested> {
     if !try_lock(db, tx, &["command", name, tenant, business_key]).await? {
@@ -91,7 +90,7 @@ pub(crate) async fn find_command(
 }
 
 /// When it was accepted, by the clock of the database.
-pub(crate) async fn insert(db: &Db, tx: &Transaction<'_>, command: &NewCommand<'_>) -> Result<OffsetDateTime> {
+pub(crate) async fn insert(db: &Db, tx: &Tx<'_>, command: &NewCommand<'_>) -> Result<OffsetDateTime> {
     let NewCommand { id, name, tenant, business_key, idempotency_key } = command;
     let now = db.clock().for_statement();
     let rows = query(db, tx, INSERT, &[id, name, tenant, business_key, idempotency_key, &now]).await?;
@@ -100,7 +99,7 @@ pub(crate) async fn insert(db: &Db, tx: &Transaction<'_>, command: &NewCommand<'
 
 pub(crate) async fn remember(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     command: &NewCommand<'_>,
     fingerprint: &[u8],
     response: &Value,
@@ -112,7 +111,7 @@ pub(crate) async fn remember(
 }
 
 /// Locks are shared by the whole database, so the schema is part of their name.
-async fn try_lock(db: &Db, tx: &Transaction<'_>, parts: &[&str]) -> Result<bool> {
+async fn try_lock(db: &Db, tx: &Tx<'_>, parts: &[&str]) -> Result<bool> {
     let name = json!([db.schema(), parts]).to_string();
     let rows = query(db, tx, TRY_LOCK, &[&name]).await?;
     Ok(rows.first().is_some_and(|row| row.get(0)))

@@ -2,14 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deadpool_postgres::Transaction;
 use serde_json::Value;
 use time::OffsetDateTime;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::columns::column;
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::{Error, ErrorKind, Result};
 use crate::failure::Failure;
 use crate::handler::GroupFailure;
@@ -68,11 +67,7 @@ pub(crate) struct Entry {
 }
 
 /// The time of the transaction, and what was answered to which of the keys.
-pub(crate) async fn look_up(
-    db: &Db,
-    tx: &Transaction<'_>,
-    keys: &[Uuid],
-) -> Result<(OffsetDateTime, HashMap<Uuid, Recorded>)> {
+pub(crate) async fn look_up(db: &Db, tx: &Tx<'_>, keys: &[Uuid]) -> Result<(OffsetDateTime, HashMap<Uuid, Recorded>)> {
     let rows = query(db, tx, LOOK_UP, &[&keys, &db.clock().for_statement()]).await?;
     let now = rows[0].get(0);
     let recorded = rows.iter().filter_map(|row| {
@@ -97,7 +92,7 @@ impl Answers {
 
     /// Before the answers are kept beside something else: what is prepared is on the wire as soon as it is polled,
     /// and so before it.
-    pub(crate) async fn prepare(&self, db: &Db, tx: &Transaction<'_>) -> Result<()> {
+    pub(crate) async fn prepare(&self, db: &Db, tx: &Tx<'_>) -> Result<()> {
         if self.entries.is_empty() {
             return Ok(());
         }
@@ -107,7 +102,7 @@ impl Answers {
 
     /// Keeps the answers; false when somebody else has answered one of them meanwhile, and then the transaction
     /// is to be given up. Failures under the keys of `again` are written over.
-    pub(crate) async fn keep(&self, db: &Db, tx: &Transaction<'_>) -> Result<bool> {
+    pub(crate) async fn keep(&self, db: &Db, tx: &Tx<'_>) -> Result<bool> {
         let Self { entries, again } = self;
         if entries.is_empty() {
             return Ok(true);
@@ -130,7 +125,7 @@ impl Answers {
     }
 
     /// The same for a group of messages of which any may be at fault.
-    pub(crate) async fn keep_for_group(&self, db: &Db, tx: &Transaction<'_>) -> Result<(), GroupFailure> {
+    pub(crate) async fn keep_for_group(&self, db: &Db, tx: &Tx<'_>) -> Result<(), GroupFailure> {
         let failure = match self.keep(db, tx).await {
             Ok(true) => return Ok(()),
             Ok(false) => Failure::transient("LEDGER_RACE", "the same command was answered by another node meanwhile"),

@@ -1,11 +1,10 @@
 //! Commands that were taken to be answered later.
 
-use deadpool_postgres::Transaction;
 use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 
 // Taken again, it is another sending, and whatever was answered to the one before is no answer to it.
@@ -49,13 +48,13 @@ pub(crate) struct Found {
     pub now: OffsetDateTime,
 }
 
-pub(crate) async fn take(db: &Db, tx: &Transaction<'_>, command_id: Uuid, taken: &Taken) -> Result<()> {
+pub(crate) async fn take(db: &Db, tx: &Tx<'_>, command_id: Uuid, taken: &Taken) -> Result<()> {
     let Taken { key, envelope, reply_to, traceparent } = taken;
     let now = db.clock().for_statement();
     execute(db, tx, TAKE, &[&command_id, key, envelope, reply_to, traceparent, &now]).await.map(drop)
 }
 
-pub(crate) async fn find(db: &Db, tx: &Transaction<'_>, command_id: Uuid) -> Result<Option<Found>> {
+pub(crate) async fn find(db: &Db, tx: &Tx<'_>, command_id: Uuid) -> Result<Option<Found>> {
     let rows = query(db, tx, FIND, &[&command_id, &db.clock().for_statement()]).await?;
     Ok(rows.first().map(|row| Found {
         taken: Taken { key: row.get(0), envelope: row.get(1), reply_to: row.get(2), traceparent: row.get(3) },
@@ -65,15 +64,10 @@ pub(crate) async fn find(db: &Db, tx: &Transaction<'_>, command_id: Uuid) -> Res
 }
 
 /// Whether the command was sent from this database and waits for an answer.
-pub(crate) async fn is_sent(db: &Db, tx: &Transaction<'_>, command_id: Uuid) -> Result<bool> {
+pub(crate) async fn is_sent(db: &Db, tx: &Tx<'_>, command_id: Uuid) -> Result<bool> {
     Ok(query(db, tx, IS_SENT, &[&command_id]).await?[0].get(0))
 }
 
-pub(crate) async fn answer(
-    db: &Db,
-    tx: &Transaction<'_>,
-    command_id: Uuid,
-    (answer, payload): (&str, &Value),
-) -> Result<()> {
+pub(crate) async fn answer(db: &Db, tx: &Tx<'_>, command_id: Uuid, (answer, payload): (&str, &Value)) -> Result<()> {
     execute(db, tx, ANSWER, &[&command_id, &answer, payload]).await.map(drop)
 }

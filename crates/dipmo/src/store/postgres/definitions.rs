@@ -3,13 +3,12 @@
 //! Promise: a version once registered stays, so that an instance that began with it can end with it; at
 //! any moment a name has at most one current version.
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::operator::{look, rfc3339};
-use super::{Db, begin, commit, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 
 /// A version of a definition, to be registered.
@@ -54,7 +53,7 @@ select name, hash, current, registered_at, body from dipmo.saga_definition order
 /// Makes these versions the current ones of their names, all at once; answers with those that were not.
 pub async fn register(db: &Db, definitions: &[NewDefinition]) -> Result<Vec<String>> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     query(db, &tx, LOCK, &[&format!("{}.saga_definition", db.schema())]).await?;
     let mut changed = Vec::new();
     for definition in definitions {
@@ -62,11 +61,11 @@ pub async fn register(db: &Db, definitions: &[NewDefinition]) -> Result<Vec<Stri
             changed.push(definition.name.clone());
         }
     }
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(changed)
 }
 
-async fn make_current(db: &Db, tx: &Transaction<'_>, definition: &NewDefinition) -> Result<bool> {
+async fn make_current(db: &Db, tx: &Tx<'_>, definition: &NewDefinition) -> Result<bool> {
     let NewDefinition { name, hash, body } = definition;
     execute(db, tx, RETIRE, &[name, hash]).await?;
     Ok(execute(db, tx, REGISTER, &[name, hash, body, &db.clock().for_statement()]).await? == 1)

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use deadpool_postgres::Transaction;
 use futures_util::FutureExt as _;
 use tokio_postgres::Row;
 
 use super::settle::{Expect, Stop};
-use super::{Db, begin, claim, commit, execute, lease, look_up, process, query, settle};
+use super::{Db, Tx, claim, execute, lease, look_up, process, query, settle};
 use crate::consumer::{Consumer, VersionPolicy};
 use crate::error::{ErrorKind, Result};
 use crate::handler::{Enlisted, EnlistedHandler, GroupFailure};
@@ -51,8 +50,8 @@ select count(*) from (
     select 1 from dipmo.inbox_work where consumer_id = $1 and state = 'RECEIVED' limit $2) w";
 
 /// Our tables have nothing deferred: what the server refuses as late as this are rows of the handler's.
-async fn commit_enlisted(tx: Transaction<'_>) -> Result<()> {
-    commit(tx).await.map_err(|error| match error.kind() {
+async fn commit_enlisted(tx: Tx<'_>) -> Result<()> {
+    tx.commit().await.map_err(|error| match error.kind() {
         ErrorKind::Bug | ErrorKind::Conflict => error.into_kind(ErrorKind::Poison),
         _ => error,
     })
@@ -72,13 +71,13 @@ impl PgInbox {
     pub async fn register(db: Db, consumer: &Consumer) -> Result<Self> {
         consumer.validate()?;
         let mut client = db.client().await?;
-        let tx = begin(&mut client).await?;
+        let tx = Tx::begin(&mut client)?;
         let consumer_id: i32 = query(&db, &tx, REGISTER, &[&consumer.name]).await?[0].get(0);
         let types = consumer.subscriptions();
         execute(&db, &tx, UNSUBSCRIBE, &[&consumer_id, &types]).await?;
         execute(&db, &tx, SUBSCRIBE, &[&consumer_id, &types]).await?;
         lease::create_buckets(&db, &tx, &consumer.name).await?;
-        commit(tx).await?;
+        tx.commit().await?;
         let checks_versions = consumer.versions != VersionPolicy::Unchecked;
         Ok(Self { db, consumer_id, consumer: consumer.name.as_str().into(), checks_versions })
     }
@@ -104,11 +103,11 @@ impl PgInbox {
         &self,
         settlement: &Settlement,
         handler: &dyn EnlistedHandler,
-        messages: &[Message],
+        messages: &[&Message],
         expect: Expect,
     ) -> Result<Option<Enlistment>> {
         let mut client = self.db.client().await?;
-        let tx = begin(&mut client).await?;
+        let tx = Tx::begin(&mut client)?;
         match settle::guard(self, &tx, settlement, expect).await {
             Ok(()) => {}
             Err(Stop::Retry(outcome)) => return settle::rolled_back(tx, Some(Enlistment::Settled(outcome))).await,
@@ -123,11 +122,9 @@ impl PgInbox {
             return settle::rolled_back(tx, Some(Enlistment::Refused(refused))).await;
         }
         let (outbox, answers) = enlisted.into_parts();
-        let mut whole = settlement.clone();
-        whole.outbox.extend(outbox);
         answers.prepare(&self.db, &tx).await?;
         let kept = answers.keep_for_group(&self.db, &tx);
-        let (kept, written) = tokio::join!(biased; kept, settle::write(self, &tx, &whole));
+        let (kept, written) = tokio::join!(biased; kept, settle::write(self, &tx, settlement, outbox));
         if let Err(refused) = kept {
             return settle::rolled_back(tx, Some(Enlistment::Refused(refused))).await;
         }
@@ -181,7 +178,7 @@ impl InboxStore for PgInbox {
         &self,
         settlement: &Settlement,
         handler: &dyn EnlistedHandler,
-        messages: &[Message],
+        messages: &[&Message],
     ) -> Result<Enlistment> {
         for expect in Expect::of(settlement) {
             if let Some(enlisted) = self.enlist_expecting(settlement, handler, messages, *expect).await? {
@@ -233,9 +230,9 @@ impl InboxStore for PgInbox {
 
     async fn backlog(&self, max: usize) -> Result<usize> {
         let mut client = self.db.client().await?;
-        let tx = begin(&mut client).await?;
+        let tx = Tx::begin(&mut client)?;
         let rows = query(&self.db, &tx, BACKLOG, &[&self.consumer_id, &(max as i64)]).await?;
-        commit(tx).await?;
+        tx.commit().await?;
         Ok(rows[0].get::<_, i64>(0) as usize)
     }
 }

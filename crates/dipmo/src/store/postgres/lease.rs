@@ -3,11 +3,9 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
-
 use super::columns::column;
 use super::inbox::PgInbox;
-use super::{Db, begin, commit, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::consumer::BUCKETS;
 use crate::error::{Error, Result};
 use crate::inbox::{Fence, Held};
@@ -69,7 +67,7 @@ pub(super) fn worker_scope(consumer: &str) -> String {
     format!("worker:{consumer}")
 }
 
-pub(super) async fn create_buckets(db: &Db, tx: &Transaction<'_>, consumer: &str) -> Result<()> {
+pub(super) async fn create_buckets(db: &Db, tx: &Tx<'_>, consumer: &str) -> Result<()> {
     execute(db, tx, CREATE_BUCKETS, &[&worker_scope(consumer), &BUCKETS]).await.map(drop)
 }
 
@@ -81,18 +79,18 @@ pub(super) async fn take_partition(
 ) -> Result<TakenPartition> {
     let scope = format!("ingress:{}:{topic}", inbox.consumer());
     let mut client = inbox.db().client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let rows = query(inbox.db(), &tx, TAKE_PARTITION, &[&scope, &partition, &owner]).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     let (epoch, stalled) = (rows[0].get(0), rows[0].get(1));
     Ok(TakenPartition { held: Held { scope, bucket: partition, epoch }, stalled })
 }
 
 pub(super) async fn clear_stall(db: &Db, held: &Held) -> Result<()> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     execute(db, &tx, CLEAR_STALL, &[&held.scope, &held.bucket, &held.epoch]).await?;
-    commit(tx).await
+    tx.commit().await
 }
 
 pub(super) async fn lease_buckets(inbox: &PgInbox, owner: &str, held: &Fence, lease: Duration) -> Result<Fence> {
@@ -100,7 +98,7 @@ pub(super) async fn lease_buckets(inbox: &PgInbox, owner: &str, held: &Fence, le
     let scope = worker_scope(inbox.consumer());
     let (now, lease_ms) = (db.clock().for_statement(), lease.as_millis() as f64);
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     execute(db, &tx, HEARTBEAT, &[&owner, &scope, &now]).await?;
     let live: i64 = query(db, &tx, LIVE, &[&scope, &now, &lease_ms]).await?[0].get(0);
     let (buckets, epochs) = (column(held, |h| h.bucket), column(held, |h| h.epoch));
@@ -116,18 +114,18 @@ pub(super) async fn lease_buckets(inbox: &PgInbox, owner: &str, held: &Fence, le
     mine.sort_by_key(|held| held.bucket);
     let surplus = mine.split_off(mine.len().min(share));
     give_back(db, &tx, &surplus).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(mine)
 }
 
 pub(super) async fn release_buckets(db: &Db, held: &Fence) -> Result<()> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     give_back(db, &tx, held).await?;
-    commit(tx).await
+    tx.commit().await
 }
 
-async fn give_back(db: &Db, tx: &Transaction<'_>, held: &Fence) -> Result<()> {
+async fn give_back(db: &Db, tx: &Tx<'_>, held: &Fence) -> Result<()> {
     if held.is_empty() {
         return Ok(());
     }

@@ -35,9 +35,12 @@ pub(crate) mod relay_wal;
 pub mod schema;
 mod settle;
 mod tls;
+mod tx;
 pub(crate) mod upkeep;
 #[allow(dead_code, reason = "the relay that reads the WAL is built on it")]
 pub(crate) mod wal;
+
+pub use tx::Tx;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -187,6 +190,10 @@ impl Db {
     /// Appends messages to the outbox in the caller's own transaction: they go out if and only if it commits.
     /// Do it while the aggregate's row is held, so that they leave in the order of its changes.
     pub async fn append(&self, tx: &Transaction<'_>, messages: &[OutMessage]) -> Result<()> {
+        self.append_in(&Tx::lent(tx), messages).await
+    }
+
+    pub(crate) async fn append_in(&self, tx: &Tx<'_>, messages: &[OutMessage]) -> Result<()> {
         let taken = outbox::append(self, tx, messages).await?;
         match messages.iter().find(|message| message.version_key().is_some_and(|key| taken.contains(&key))) {
             None => Ok(()),
@@ -215,7 +222,7 @@ impl Db {
 /// Runs a prepared statement of ours inside a transaction; prepared once per connection.
 pub(crate) async fn query(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     statement: &'static str,
     params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
 ) -> Result<Vec<tokio_postgres::Row>> {
@@ -237,21 +244,12 @@ pub(crate) async fn look_up(
 /// Like [`query`], for statements whose count of rows is the answer.
 pub(crate) async fn execute(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     statement: &'static str,
     params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
 ) -> Result<u64> {
     let prepared = tx.prepare_cached(&db.sql(statement)).await.map_err(|e| failed(statement, e))?;
     tx.execute(&prepared, params).await.map_err(|e| failed(statement, e))
-}
-
-/// Begins a transaction on a pooled connection.
-pub(crate) async fn begin(client: &mut Object) -> Result<Transaction<'_>> {
-    client.transaction().await.map_err(|e| failed("begin", e))
-}
-
-pub(crate) async fn commit(tx: Transaction<'_>) -> Result<()> {
-    tx.commit().await.map_err(|e| failed("commit", e))
 }
 
 /// Turns what the server said into what the caller should do. The first line of a statement names it.

@@ -3,13 +3,13 @@
 //! Reads run in a read-only transaction with a time limit, so that a question never hurts the flow.
 
 use bytes::Bytes;
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::Object;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::{Db, begin, execute, failed, query};
+use super::{Db, Tx, execute, failed, query};
 use crate::error::Result;
 
 /// How much of a payload is shown; the rest stays in the table.
@@ -119,20 +119,20 @@ order by id desc
 limit $5";
 
 /// Begins a bounded read.
-pub(crate) async fn look(client: &mut Object) -> Result<Transaction<'_>> {
-    let tx = client.build_transaction().read_only(true).start().await.map_err(|e| failed("begin", e))?;
+pub(crate) async fn look(client: &mut Object) -> Result<Tx<'_>> {
+    let tx = Tx::begin_read_only(client)?;
     tx.batch_execute(LOOK_LIMITS).await.map_err(|e| failed(LOOK_LIMITS, e))?;
     Ok(tx)
 }
 
 /// Begins a change that would rather give up than wait.
-pub(crate) async fn change(client: &mut Object) -> Result<Transaction<'_>> {
-    let tx = begin(client).await?;
+pub(crate) async fn change(client: &mut Object) -> Result<Tx<'_>> {
+    let tx = Tx::begin(client)?;
     tx.batch_execute(CHANGE_LIMITS).await.map_err(|e| failed(CHANGE_LIMITS, e))?;
     Ok(tx)
 }
 
-pub(crate) async fn audit(db: &Db, tx: &Transaction<'_>, entry: AuditEntry<'_>) -> Result<()> {
+pub(crate) async fn audit(db: &Db, tx: &Tx<'_>, entry: AuditEntry<'_>) -> Result<()> {
     let AuditEntry { actor, action, target, reason, detail } = entry;
     let now = db.clock().for_statement();
     execute(db, tx, AUDIT, &[&actor, &action, &target, &reason, detail, &now]).await?;
@@ -142,7 +142,7 @@ pub(crate) async fn audit(db: &Db, tx: &Transaction<'_>, entry: AuditEntry<'_>) 
 /// Newest first, below the id `before`.
 pub(crate) async fn audit_list(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     before: i64,
     (actor, action, target): (Option<&str>, Option<&str>, Option<&str>),
     limit: i64,

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::Value;
 use time::{Date, OffsetDateTime};
@@ -10,7 +9,7 @@ use uuid::Uuid;
 
 use super::batch::items;
 use super::operator::{rfc3339, rfc3339_option};
-use super::{Db, query};
+use super::{Db, Tx, query};
 use crate::batch::iso_date;
 use crate::error::Result;
 
@@ -94,20 +93,14 @@ where batch_id = $1 and status in ('FAILED', 'TIMED_OUT')
 order by item_id
 limit $2";
 
-pub(crate) async fn list(
-    db: &Db,
-    tx: &Transaction<'_>,
-    filter: &BatchFilter,
-    after: Uuid,
-    limit: i64,
-) -> Result<Vec<BatchRow>> {
+pub(crate) async fn list(db: &Db, tx: &Tx<'_>, filter: &BatchFilter, after: Uuid, limit: i64) -> Result<Vec<BatchRow>> {
     let BatchFilter { saga, status, tenant } = filter;
     let now = db.clock().for_statement();
     let rows = query(db, tx, LIST, &[&after, saga, status, tenant, &limit, &now]).await?;
     Ok(rows.iter().map(|row| batch_row(row, &counts_of(row))).collect())
 }
 
-pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: Uuid, failures_max: i64) -> Result<Option<BatchDetail>> {
+pub(crate) async fn show(db: &Db, tx: &Tx<'_>, id: Uuid, failures_max: i64) -> Result<Option<BatchDetail>> {
     let rows = query(db, tx, SHOW, &[&id, &db.clock().for_statement()]).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     let counts = counts_of(row);

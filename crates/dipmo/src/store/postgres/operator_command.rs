@@ -1,13 +1,12 @@
 //! Operator statements on commands: lists, one command with its saga, dead letters.
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::operator::{rfc3339, rfc3339_option};
-use super::{Db, query};
+use super::{Db, Tx, query};
 use crate::error::Result;
 
 /// A command in a list. Its fields are named as in the envelope.
@@ -131,7 +130,7 @@ limit $3";
 /// Those below the id `before`, the highest first.
 pub(crate) async fn list(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     filter: &CommandFilter,
     before: Uuid,
     limit: i64,
@@ -144,7 +143,7 @@ pub(crate) async fn list(
     Ok(rows.iter().map(command_row).collect())
 }
 
-pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: Uuid) -> Result<Option<CommandDetail>> {
+pub(crate) async fn show(db: &Db, tx: &Tx<'_>, id: Uuid) -> Result<Option<CommandDetail>> {
     let rows = query(db, tx, SHOW, &[&id]).await?;
     let process = |r: &tokio_postgres::Row| {
         let status: Option<String> = r.get(16);
@@ -163,7 +162,7 @@ pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: Uuid) -> Result<Opti
 
 pub(crate) async fn dead_letters(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     name: Option<&str>,
     after: Uuid,
     limit: i64,

@@ -1,9 +1,8 @@
 //! The facts that `dipmo doctor` judges: server settings, partitions, leases, sessions that hold things up.
 
-use deadpool_postgres::Transaction;
 use tokio_postgres::Row;
 
-use super::{Db, query};
+use super::{Db, Tx, query};
 use crate::error::Result;
 
 /// A setting of the server, as `current_setting` gives it.
@@ -139,43 +138,43 @@ where c.relnamespace = (select relnamespace from pg_class where oid = 'dipmo.inb
 order by 1
 limit 20";
 
-pub(crate) async fn settings(db: &Db, tx: &Transaction<'_>) -> Result<Vec<Setting>> {
+pub(crate) async fn settings(db: &Db, tx: &Tx<'_>) -> Result<Vec<Setting>> {
     let rows = query(db, tx, SETTINGS, &[]).await?;
     Ok(rows.iter().map(|r| Setting { name: r.get(0), value: r.get(1) }).collect())
 }
 
-pub(crate) async fn partitions(db: &Db, tx: &Transaction<'_>) -> Result<Vec<PartitionReach>> {
+pub(crate) async fn partitions(db: &Db, tx: &Tx<'_>) -> Result<Vec<PartitionReach>> {
     let rows = query(db, tx, PARTITIONS, &[&db.clock().for_statement()]).await?;
     let reach = |r: &Row| PartitionReach { table: r.get(0), days_ahead: r.get(1), oldest_age_days: r.get(2) };
     Ok(rows.iter().map(reach).collect())
 }
 
-pub(crate) async fn sequences(db: &Db, tx: &Transaction<'_>) -> Result<Vec<SequenceDay>> {
+pub(crate) async fn sequences(db: &Db, tx: &Tx<'_>) -> Result<Vec<SequenceDay>> {
     let rows = query(db, tx, SEQUENCES, &[&db.clock().for_statement()]).await?;
     Ok(rows.iter().map(|r| SequenceDay { sequence: r.get(0), days_from_today: r.get(1) }).collect())
 }
 
-pub(crate) async fn orphans(db: &Db, tx: &Transaction<'_>) -> Result<Vec<OrphanedBuckets>> {
+pub(crate) async fn orphans(db: &Db, tx: &Tx<'_>) -> Result<Vec<OrphanedBuckets>> {
     let rows = query(db, tx, ORPHANS, &[&db.clock().for_statement()]).await?;
     Ok(rows.iter().map(|r| OrphanedBuckets { scope: r.get(0), buckets: r.get(1) }).collect())
 }
 
 /// Open transactions with a lock on the outbox, older than this.
-pub(crate) async fn holders(db: &Db, tx: &Transaction<'_>, older_than_seconds: f64) -> Result<Vec<Holder>> {
+pub(crate) async fn holders(db: &Db, tx: &Tx<'_>, older_than_seconds: f64) -> Result<Vec<Holder>> {
     let rows = query(db, tx, HOLDERS, &[&older_than_seconds]).await?;
     Ok(rows.iter().map(|r| Holder { who: r.get(0), age_seconds: r.get(1) }).collect())
 }
 
-pub(crate) async fn prepared(db: &Db, tx: &Transaction<'_>, older_than_seconds: f64) -> Result<Vec<Holder>> {
+pub(crate) async fn prepared(db: &Db, tx: &Tx<'_>, older_than_seconds: f64) -> Result<Vec<Holder>> {
     let rows = query(db, tx, PREPARED, &[&older_than_seconds]).await?;
     Ok(rows.iter().map(|r| Holder { who: r.get(0), age_seconds: r.get(1) }).collect())
 }
 
 /// Tables that a crash would empty.
-pub(crate) async fn not_durable(db: &Db, tx: &Transaction<'_>) -> Result<Vec<String>> {
+pub(crate) async fn not_durable(db: &Db, tx: &Tx<'_>) -> Result<Vec<String>> {
     Ok(query(db, tx, NOT_DURABLE, &[]).await?.iter().map(|r| r.get(0)).collect())
 }
 
-pub(crate) async fn triggers_off(db: &Db, tx: &Transaction<'_>) -> Result<Vec<String>> {
+pub(crate) async fn triggers_off(db: &Db, tx: &Tx<'_>) -> Result<Vec<String>> {
     Ok(query(db, tx, TRIGGERS_OFF, &[]).await?.iter().map(|r| r.get(0)).collect())
 }

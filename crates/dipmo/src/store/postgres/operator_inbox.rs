@@ -2,14 +2,13 @@
 //! by the state that was looked at.
 
 use bytes::Bytes;
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::operator::{PAYLOAD_SHOWN_MAX, Payload, bytes, rfc3339, rfc3339_option};
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 use crate::message::Message;
 
@@ -210,13 +209,7 @@ pub struct InboxFilter {
     pub key: Option<String>,
 }
 
-pub(crate) async fn list(
-    db: &Db,
-    tx: &Transaction<'_>,
-    filter: &InboxFilter,
-    after: i64,
-    limit: i64,
-) -> Result<Vec<InboxRow>> {
+pub(crate) async fn list(db: &Db, tx: &Tx<'_>, filter: &InboxFilter, after: i64, limit: i64) -> Result<Vec<InboxRow>> {
     let stuck = matches!(filter.state.as_deref(), Some("DEAD" | "SERDE_ERROR"));
     let statement = if stuck { LIST_STUCK } else { LIST };
     let now = db.clock().for_statement();
@@ -239,7 +232,7 @@ pub(crate) async fn list(
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: i64, reveal: bool) -> Result<Option<InboxDetail>> {
+pub(crate) async fn show(db: &Db, tx: &Tx<'_>, id: i64, reveal: bool) -> Result<Option<InboxDetail>> {
     let rows = query(db, tx, SHOW, &[&id, &reveal, &PAYLOAD_SHOWN_MAX]).await?;
     let row = |r: &tokio_postgres::Row| InboxDetail {
         id: r.get(0),
@@ -277,11 +270,11 @@ pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: i64, reveal: bool) -
 }
 
 /// When the dedupe memory first saw the key.
-pub(crate) async fn seen(db: &Db, tx: &Transaction<'_>, key: Uuid) -> Result<Option<OffsetDateTime>> {
+pub(crate) async fn seen(db: &Db, tx: &Tx<'_>, key: Uuid) -> Result<Option<OffsetDateTime>> {
     Ok(query(db, tx, SEEN, &[&key]).await?.first().map(|row| row.get(0)))
 }
 
-pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, id: i64) -> Result<Option<LockedWork>> {
+pub(crate) async fn lock(db: &Db, tx: &Tx<'_>, id: i64) -> Result<Option<LockedWork>> {
     let rows = query(db, tx, LOCK, &[&id]).await?;
     Ok(rows.first().map(|r| LockedWork {
         state: r.get(0),
@@ -294,21 +287,21 @@ pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, id: i64) -> Result<Optio
 }
 
 /// The state of a message that is not open; `None` when there is no such message.
-pub(crate) async fn closed_state(db: &Db, tx: &Transaction<'_>, id: i64) -> Result<Option<String>> {
+pub(crate) async fn closed_state(db: &Db, tx: &Tx<'_>, id: i64) -> Result<Option<String>> {
     let rows = query(db, tx, CLOSED_STATE, &[&id]).await?;
     Ok(rows.first().map(|row| row.get::<_, Option<String>>(0).unwrap_or_else(|| "UNKNOWN".to_owned())))
 }
 
-pub(crate) async fn retry(db: &Db, tx: &Transaction<'_>, id: i64, from: &str) -> Result<u64> {
+pub(crate) async fn retry(db: &Db, tx: &Tx<'_>, id: i64, from: &str) -> Result<u64> {
     execute(db, tx, RETRY, &[&id, &from, &db.clock().for_statement()]).await
 }
 
 /// Moves an open message to the closed ones, IGNORED with a reason.
-pub(crate) async fn close(db: &Db, tx: &Transaction<'_>, id: i64, from: &str, reason: &str) -> Result<u64> {
+pub(crate) async fn close(db: &Db, tx: &Tx<'_>, id: i64, from: &str, reason: &str) -> Result<u64> {
     execute(db, tx, CLOSE, &[&id, &from, &reason, &db.clock().for_statement()]).await
 }
 
-pub(crate) async fn stored(db: &Db, tx: &Transaction<'_>, id: i64) -> Result<Option<StoredRecord>> {
+pub(crate) async fn stored(db: &Db, tx: &Tx<'_>, id: i64) -> Result<Option<StoredRecord>> {
     let rows = query(db, tx, STORED, &[&id]).await?;
     Ok(rows.first().map(|r| StoredRecord {
         id: r.get(0),
@@ -330,12 +323,12 @@ pub(crate) async fn stored(db: &Db, tx: &Transaction<'_>, id: i64) -> Result<Opt
 }
 
 /// False when the dedupe memory holds the key already.
-pub(crate) async fn remember(db: &Db, tx: &Transaction<'_>, key: Uuid) -> Result<bool> {
+pub(crate) async fn remember(db: &Db, tx: &Tx<'_>, key: Uuid) -> Result<bool> {
     Ok(execute(db, tx, REMEMBER, &[&key, &db.clock().for_statement()]).await? == 1)
 }
 
 /// Stores a message as newly received and opens its work; answers with its id.
-pub(crate) async fn insert(db: &Db, tx: &Transaction<'_>, consumer_id: i32, m: &Message) -> Result<i64> {
+pub(crate) async fn insert(db: &Db, tx: &Tx<'_>, consumer_id: i32, m: &Message) -> Result<i64> {
     let now = db.clock().for_statement();
     let headers = m.headers.clone().map(Value::Object);
     let (key_bytes, payload) = (m.key_bytes.as_deref(), m.payload.as_deref());

@@ -1,11 +1,10 @@
 //! Operator statements on journeys: everything that carries one correlation id.
 
-use deadpool_postgres::Transaction;
 use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Db, query};
+use super::{Db, Tx, query};
 use crate::command::envelope::Heading;
 use crate::error::Result;
 
@@ -98,7 +97,7 @@ from dipmo.command c left join dipmo.command_dlq d on d.command_id = c.id
 where c.process_id = any($1)
 order by c.requested_at limit $2";
 
-pub(crate) async fn travellers(db: &Db, tx: &Transaction<'_>, correlation: &str) -> Result<Vec<Traveller>> {
+pub(crate) async fn travellers(db: &Db, tx: &Tx<'_>, correlation: &str) -> Result<Vec<Traveller>> {
     let id = Uuid::parse_str(correlation).ok();
     let rows = query(db, tx, TRAVELLERS, &[&correlation, &id]).await?;
     let traveller = |r: &tokio_postgres::Row| Traveller {
@@ -113,7 +112,7 @@ pub(crate) async fn travellers(db: &Db, tx: &Transaction<'_>, correlation: &str)
 /// Messages received and sent with this correlation id within the span.
 pub(crate) async fn messages(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     correlation: &str,
     (from, to): (OffsetDateTime, OffsetDateTime),
     limit: i64,
@@ -129,7 +128,7 @@ pub(crate) async fn messages(
 }
 
 /// What the processes decided and which commands they issued.
-pub(crate) async fn decisions(db: &Db, tx: &Transaction<'_>, ids: &[Uuid], limit: i64) -> Result<Vec<Happening>> {
+pub(crate) async fn decisions(db: &Db, tx: &Tx<'_>, ids: &[Uuid], limit: i64) -> Result<Vec<Happening>> {
     let mut found = Vec::new();
     for (place, statement) in [("process", JOURNAL), ("command", COMMANDS)] {
         let rows = query(db, tx, statement, &[&ids, &limit]).await?;

@@ -1,11 +1,10 @@
 //! Operator statements on parked keys. The rules are in `operator::keys`.
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::operator::{Count, rfc3339};
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 
 /// A key that waits, and what it waits for.
@@ -83,7 +82,7 @@ for update of p";
 
 pub(crate) async fn list(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     (consumer, key): (Option<&str>, Option<&str>),
     after: i64,
     limit: i64,
@@ -105,7 +104,7 @@ pub(crate) async fn list(
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, consumer: &str, key: &str) -> Result<Option<LockedKey>> {
+pub(crate) async fn lock(db: &Db, tx: &Tx<'_>, consumer: &str, key: &str) -> Result<Option<LockedKey>> {
     let rows = query(db, tx, KEY_LOCK, &[&consumer, &key]).await?;
     Ok(rows.first().map(|r| LockedKey {
         consumer_id: r.get(0),
@@ -117,10 +116,10 @@ pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, consumer: &str, key: &st
 }
 
 /// Moves the key's version up to the first that is here; answers with it, if it moved.
-pub(crate) async fn skip_gap(db: &Db, tx: &Transaction<'_>, consumer_id: i32, key: &str) -> Result<Option<i64>> {
+pub(crate) async fn skip_gap(db: &Db, tx: &Tx<'_>, consumer_id: i32, key: &str) -> Result<Option<i64>> {
     Ok(query(db, tx, SKIP_GAP, &[&consumer_id, &key]).await?.first().map(|row| row.get(0)))
 }
 
-pub(crate) async fn drain(db: &Db, tx: &Transaction<'_>, consumer_id: i32, key: &str, head_id: i64) -> Result<u64> {
+pub(crate) async fn drain(db: &Db, tx: &Tx<'_>, consumer_id: i32, key: &str, head_id: i64) -> Result<u64> {
     execute(db, tx, DRAIN, &[&consumer_id, &key, &head_id]).await
 }

@@ -1,13 +1,12 @@
 //! Operator statements on the outbox: what is pending, what could not be sent, and its repair.
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::operator::{PAYLOAD_SHOWN_MAX, Payload, rfc3339, rfc3339_option};
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 
 /// A message to send that has not gone out, in a list.
@@ -162,7 +161,7 @@ select pg_notify($1, '')";
 
 pub(crate) async fn list(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     filter: &OutboxFilter,
     after: i64,
     limit: i64,
@@ -189,7 +188,7 @@ pub(crate) async fn list(
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: i64, reveal: bool) -> Result<Option<OutboxDetail>> {
+pub(crate) async fn show(db: &Db, tx: &Tx<'_>, id: i64, reveal: bool) -> Result<Option<OutboxDetail>> {
     let rows = query(db, tx, SHOW, &[&id, &reveal, &PAYLOAD_SHOWN_MAX]).await?;
     let row = |r: &tokio_postgres::Row| OutboxDetail {
         id: r.get(0),
@@ -221,7 +220,7 @@ pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: i64, reveal: bool) -
     Ok(rows.first().map(row))
 }
 
-pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, id: i64) -> Result<Option<LockedException>> {
+pub(crate) async fn lock(db: &Db, tx: &Tx<'_>, id: i64) -> Result<Option<LockedException>> {
     let rows = query(db, tx, LOCK, &[&id]).await?;
     Ok(rows.first().map(|r| LockedException {
         state: r.get(0),
@@ -233,21 +232,21 @@ pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, id: i64) -> Result<Optio
 }
 
 /// What the parked messages of the key wait behind.
-pub(crate) async fn head(db: &Db, tx: &Transaction<'_>, of: &LockedException) -> Result<Option<i64>> {
+pub(crate) async fn head(db: &Db, tx: &Tx<'_>, of: &LockedException) -> Result<Option<i64>> {
     let rows = query(db, tx, HEAD, &[&of.shard, &of.destination, &of.key]).await?;
     Ok(rows.first().and_then(|row| row.get(0)))
 }
 
-pub(crate) async fn retry(db: &Db, tx: &Transaction<'_>, id: i64, from: &str) -> Result<u64> {
+pub(crate) async fn retry(db: &Db, tx: &Tx<'_>, id: i64, from: &str) -> Result<u64> {
     execute(db, tx, RETRY, &[&id, &from, &db.clock().for_statement()]).await
 }
 
-pub(crate) async fn discard(db: &Db, tx: &Transaction<'_>, id: i64, from: &str) -> Result<u64> {
+pub(crate) async fn discard(db: &Db, tx: &Tx<'_>, id: i64, from: &str) -> Result<u64> {
     execute(db, tx, DISCARD, &[&id, &from, &db.clock().for_statement()]).await
 }
 
 /// Tells the relays, when the transaction commits, that there is something to look at.
-pub(crate) async fn wake(db: &Db, tx: &Transaction<'_>) -> Result<()> {
+pub(crate) async fn wake(db: &Db, tx: &Tx<'_>) -> Result<()> {
     query(db, tx, WAKE, &[&format!("{}_outbox", db.schema())]).await?;
     Ok(())
 }

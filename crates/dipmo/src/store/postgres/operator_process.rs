@@ -1,13 +1,12 @@
 //! Operator statements on process instances: lists, one instance with its journal and timers.
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::operator::{rfc3339, rfc3339_option};
-use super::{Db, query};
+use super::{Db, Tx, query};
 use crate::error::Result;
 
 /// A process instance.
@@ -111,7 +110,7 @@ limit $2";
 
 pub(crate) async fn list(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     filter: &ProcessFilter,
     after: Uuid,
     limit: i64,
@@ -121,7 +120,7 @@ pub(crate) async fn list(
     Ok(rows.iter().map(process_row).collect())
 }
 
-pub(crate) async fn show(db: &Db, tx: &Transaction<'_>, id: Uuid, journal_max: i64) -> Result<Option<ProcessDetail>> {
+pub(crate) async fn show(db: &Db, tx: &Tx<'_>, id: Uuid, journal_max: i64) -> Result<Option<ProcessDetail>> {
     let rows = query(db, tx, SHOW, &[&id]).await?;
     let Some(found) = rows.first() else { return Ok(None) };
     let timers = query(db, tx, TIMERS, &[&id]).await?;

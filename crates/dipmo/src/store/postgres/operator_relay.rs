@@ -1,12 +1,11 @@
 //! Operator statements on the readers of the relay's lanes. The rules are in `operator::relay`.
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::Value;
 use tokio_postgres::Row;
 
 use super::wal::slot::{self, SlotStatus};
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 
 /// Who reads the outbox for a lane, and what is kept about it.
@@ -86,7 +85,7 @@ set slot = $2, changed_at = coalesce($3, now())
 where lane = $1 and reader = 'wal'";
 
 /// The sending lane first.
-pub(crate) async fn lanes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<LaneReader>> {
+pub(crate) async fn lanes(db: &Db, tx: &Tx<'_>) -> Result<Vec<LaneReader>> {
     let rows = query(db, tx, LANES, &[&db.clock().for_statement()]).await?;
     let row = |r: &Row| LaneReader {
         lane: r.get(0),
@@ -98,7 +97,7 @@ pub(crate) async fn lanes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<LaneReade
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn nodes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<RelayNode>> {
+pub(crate) async fn nodes(db: &Db, tx: &Tx<'_>) -> Result<Vec<RelayNode>> {
     let rows = query(db, tx, NODES, &[&db.clock().for_statement()]).await?;
     let row = |r: &Row| {
         let detail: Value = r.get(2);
@@ -115,7 +114,7 @@ pub(crate) async fn nodes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<RelayNode
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn database(db: &Db, tx: &Transaction<'_>) -> Result<String> {
+pub(crate) async fn database(db: &Db, tx: &Tx<'_>) -> Result<String> {
     Ok(query(db, tx, DATABASE, &[]).await?[0].get(0))
 }
 
@@ -135,16 +134,16 @@ pub(crate) async fn slots(db: &Db) -> Result<Vec<(String, SlotStatus)>> {
     Ok(found)
 }
 
-pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, lane: &str) -> Result<Option<LockedLane>> {
+pub(crate) async fn lock(db: &Db, tx: &Tx<'_>, lane: &str) -> Result<Option<LockedLane>> {
     let rows = query(db, tx, LOCK, &[&lane]).await?;
     Ok(rows.first().map(|r| LockedLane { reader: r.get(0), slot: r.get(1), database: r.get(2) }))
 }
 
-pub(crate) async fn set_reader(db: &Db, tx: &Transaction<'_>, lane: &str, (from, to): (&str, &str)) -> Result<u64> {
+pub(crate) async fn set_reader(db: &Db, tx: &Tx<'_>, lane: &str, (from, to): (&str, &str)) -> Result<u64> {
     execute(db, tx, SET_READER, &[&lane, &to, &from, &db.clock().for_statement()]).await
 }
 
 /// Zero when the lane is not to be read from the WAL any more.
-pub(crate) async fn set_slot(db: &Db, tx: &Transaction<'_>, lane: &str, slot: &str) -> Result<u64> {
+pub(crate) async fn set_slot(db: &Db, tx: &Tx<'_>, lane: &str, slot: &str) -> Result<u64> {
     execute(db, tx, SET_SLOT, &[&lane, &slot, &db.clock().for_statement()]).await
 }

@@ -1,11 +1,10 @@
 //! Operator statements on sagas: an instance locked for a decision, and the decision written.
 
-use deadpool_postgres::Transaction;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::settle::{Expect, Stop};
-use super::{Db, execute, outbox, process, query};
+use super::{Db, Tx, execute, outbox, process, query};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inbox::Settlement;
 use crate::process::Instance;
@@ -37,7 +36,7 @@ pub(crate) struct IssuedCommand {
     pub(crate) parked: bool,
 }
 
-pub(crate) async fn command(db: &Db, tx: &Transaction<'_>, id: Uuid) -> Result<Option<IssuedCommand>> {
+pub(crate) async fn command(db: &Db, tx: &Tx<'_>, id: Uuid) -> Result<Option<IssuedCommand>> {
     let rows = query(db, tx, DEAD_LETTER, &[&id]).await?;
     let command = |row: &tokio_postgres::Row| IssuedCommand {
         saga: row.get(0),
@@ -49,19 +48,19 @@ pub(crate) async fn command(db: &Db, tx: &Transaction<'_>, id: Uuid) -> Result<O
 }
 
 /// The instance, held until the transaction ends, and the time of the database.
-pub(crate) async fn lock(db: &Db, tx: &Transaction<'_>, id: Uuid) -> Result<Option<(Instance, OffsetDateTime)>> {
+pub(crate) async fn lock(db: &Db, tx: &Tx<'_>, id: Uuid) -> Result<Option<(Instance, OffsetDateTime)>> {
     let rows = query(db, tx, LOCK, &[&id, &db.clock().for_statement()]).await?;
     let Some(now) = rows.first().map(|row| row.get(0)) else { return Ok(None) };
     Ok(process::load_by_id(db, tx, &[id]).await?.remove(&id).map(|instance| (instance, now)))
 }
 
 /// An operator has said what becomes of the saga: its dead letters wait for nobody any more.
-pub(crate) async fn settle_letters(db: &Db, tx: &Transaction<'_>, saga: Uuid) -> Result<()> {
+pub(crate) async fn settle_letters(db: &Db, tx: &Tx<'_>, saga: Uuid) -> Result<()> {
     execute(db, tx, SETTLE_LETTERS, &[&saga]).await.map(drop)
 }
 
 /// Writes what was decided for the consumer that runs the sagas.
-pub(crate) async fn write(db: &Db, tx: &Transaction<'_>, consumer: &str, settlement: &Settlement) -> Result<()> {
+pub(crate) async fn write(db: &Db, tx: &Tx<'_>, consumer: &str, settlement: &Settlement) -> Result<()> {
     let rows = query(db, tx, CONSUMER, &[&consumer]).await?;
     let Some(consumer_id) = rows.first().map(|row| row.get::<_, i32>(0)) else {
         return Err(Error::not_found(format!("there is no consumer {consumer}: has a node with it ever run here?")));

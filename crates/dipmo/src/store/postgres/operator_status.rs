@@ -1,11 +1,10 @@
 //! The figures that operators and gauges see. Every count is capped and every statement reads through
 //! a small index, so that asking costs the same with ten messages or ten million.
 
-use deadpool_postgres::Transaction;
 use serde::Serialize;
 
 use super::operator::Count;
-use super::{Db, query};
+use super::{Db, Tx, query};
 use crate::error::Result;
 
 /// What is open at a consumer.
@@ -177,7 +176,7 @@ where t.type is not null
 group by t.type, n.status, n.state
 order by t.type, n.status, n.state";
 
-pub(crate) async fn consumers(db: &Db, tx: &Transaction<'_>) -> Result<Vec<ConsumerStatus>> {
+pub(crate) async fn consumers(db: &Db, tx: &Tx<'_>) -> Result<Vec<ConsumerStatus>> {
     let rows = query(db, tx, CONSUMERS, &[&db.clock().for_statement()]).await?;
     let row = |r: &tokio_postgres::Row| ConsumerStatus {
         consumer: r.get(0),
@@ -192,7 +191,7 @@ pub(crate) async fn consumers(db: &Db, tx: &Transaction<'_>) -> Result<Vec<Consu
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn lanes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<LaneStatus>> {
+pub(crate) async fn lanes(db: &Db, tx: &Tx<'_>) -> Result<Vec<LaneStatus>> {
     let rows = query(db, tx, LANES, &[&db.clock().for_statement()]).await?;
     let row = |r: &tokio_postgres::Row| LaneStatus {
         lane: r.get(0),
@@ -205,13 +204,13 @@ pub(crate) async fn lanes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<LaneStatu
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn exceptions(db: &Db, tx: &Transaction<'_>) -> Result<Vec<ExceptionStatus>> {
+pub(crate) async fn exceptions(db: &Db, tx: &Tx<'_>) -> Result<Vec<ExceptionStatus>> {
     let rows = query(db, tx, EXCEPTIONS, &[]).await?;
     let row = |r: &tokio_postgres::Row| ExceptionStatus { lane: r.get(0), state: r.get(1), count: Count::of(r.get(2)) };
     Ok(rows.iter().map(row).collect())
 }
 
-pub(crate) async fn nodes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<NodeStatus>> {
+pub(crate) async fn nodes(db: &Db, tx: &Tx<'_>) -> Result<Vec<NodeStatus>> {
     let rows = query(db, tx, NODES, &[&db.clock().for_statement()]).await?;
     let row = |r: &tokio_postgres::Row| NodeStatus {
         name: r.get(0),
@@ -223,13 +222,13 @@ pub(crate) async fn nodes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<NodeStatu
 }
 
 /// How many sagas of each definition are under way, and how many commands were given up.
-pub(crate) async fn sagas(db: &Db, tx: &Transaction<'_>) -> Result<(Vec<(String, i64)>, i64)> {
+pub(crate) async fn sagas(db: &Db, tx: &Tx<'_>) -> Result<(Vec<(String, i64)>, i64)> {
     let active = query(db, tx, ACTIVE_SAGAS, &[]).await?.iter().map(|row| (row.get(0), row.get(1))).collect();
     let dead_letters = query(db, tx, DEAD_LETTERS, &[]).await?[0].get(0);
     Ok((active, dead_letters))
 }
 
-pub(crate) async fn processes(db: &Db, tx: &Transaction<'_>) -> Result<Vec<ProcessStatus>> {
+pub(crate) async fn processes(db: &Db, tx: &Tx<'_>) -> Result<Vec<ProcessStatus>> {
     let rows = query(db, tx, PROCESSES, &[]).await?;
     let row = |r: &tokio_postgres::Row| ProcessStatus {
         process_type: r.get(0),

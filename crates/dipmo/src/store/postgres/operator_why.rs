@@ -1,10 +1,9 @@
 //! Operator statements that tell what stands in the way of a process, a command or a key.
 
-use deadpool_postgres::Transaction;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Db, process, query};
+use super::{Db, Tx, process, query};
 use crate::error::Result;
 use crate::process::Instance;
 
@@ -60,18 +59,18 @@ order by array_position(array['DEAD', 'RETRY', 'PARKED'], x.state), x.id
 limit $3";
 
 /// The process with this id, or that issued the command with this id.
-pub(crate) async fn process_of(db: &Db, tx: &Transaction<'_>, id: Uuid) -> Result<Option<Instance>> {
+pub(crate) async fn process_of(db: &Db, tx: &Tx<'_>, id: Uuid) -> Result<Option<Instance>> {
     let rows = query(db, tx, PROCESS_OF, &[&id]).await?;
     load(db, tx, rows.first().map(|row| row.get(0))).await
 }
 
 /// The process of this business key; of several an open one, else the latest.
-pub(crate) async fn by_business_key(db: &Db, tx: &Transaction<'_>, key: &str) -> Result<Option<Instance>> {
+pub(crate) async fn by_business_key(db: &Db, tx: &Tx<'_>, key: &str) -> Result<Option<Instance>> {
     let rows = query(db, tx, BY_BUSINESS_KEY, &[&key]).await?;
     load(db, tx, rows.first().map(|row| row.get(0))).await
 }
 
-async fn load(db: &Db, tx: &Transaction<'_>, id: Option<Uuid>) -> Result<Option<Instance>> {
+async fn load(db: &Db, tx: &Tx<'_>, id: Option<Uuid>) -> Result<Option<Instance>> {
     match id {
         Some(id) => Ok(process::load_by_id(db, tx, &[id]).await?.remove(&id)),
         None => Ok(None),
@@ -79,24 +78,19 @@ async fn load(db: &Db, tx: &Transaction<'_>, id: Option<Uuid>) -> Result<Option<
 }
 
 /// How a command stands, in words.
-pub(crate) async fn command(db: &Db, tx: &Transaction<'_>, id: Uuid) -> Result<Option<String>> {
+pub(crate) async fn command(db: &Db, tx: &Tx<'_>, id: Uuid) -> Result<Option<String>> {
     Ok(query(db, tx, COMMAND, &[&id]).await?.first().map(|row| row.get(0)))
 }
 
 /// Open messages that were received under this correlation id or for this key.
-pub(crate) async fn inbox(
-    db: &Db,
-    tx: &Transaction<'_>,
-    correlation: Option<&str>,
-    key: Option<&str>,
-) -> Result<Vec<Obstacle>> {
+pub(crate) async fn inbox(db: &Db, tx: &Tx<'_>, correlation: Option<&str>, key: Option<&str>) -> Result<Vec<Obstacle>> {
     Ok(query(db, tx, INBOX, &[&correlation, &key, &OBSTACLES_MAX]).await?.iter().map(obstacle).collect())
 }
 
 /// Messages under this correlation id or for this key that could not be sent.
 pub(crate) async fn outbox(
     db: &Db,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     correlation: Option<&str>,
     key: Option<&str>,
 ) -> Result<Vec<Obstacle>> {

@@ -2,11 +2,10 @@
 
 use std::collections::HashSet;
 
-use deadpool_postgres::Transaction;
 use uuid::Uuid;
 
 use super::columns::column;
-use super::{Db, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::OutMessage;
 
@@ -37,7 +36,7 @@ from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text
 order by m.n";
 
 /// Appends; answers with the version keys that were taken before, in which case nothing was appended.
-pub(crate) async fn append(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage]) -> Result<HashSet<Uuid>> {
+pub(crate) async fn append(db: &Db, tx: &Tx<'_>, messages: &[OutMessage]) -> Result<HashSet<Uuid>> {
     if messages.is_empty() {
         return Ok(HashSet::new());
     }
@@ -93,7 +92,7 @@ fn fit(messages: &[OutMessage], destinations: &[String]) -> Result<()> {
     }
 }
 
-async fn take_versions(db: &Db, tx: &Transaction<'_>, messages: &[OutMessage]) -> Result<HashSet<Uuid>> {
+async fn take_versions(db: &Db, tx: &Tx<'_>, messages: &[OutMessage]) -> Result<HashSet<Uuid>> {
     let mut wanted = HashSet::new();
     let mut taken = HashSet::new();
     for key in messages.iter().filter_map(OutMessage::version_key) {

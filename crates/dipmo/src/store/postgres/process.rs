@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::Object;
 use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::columns::column;
 use super::settle::{Expect, Stop, first_failure};
-use super::{Db, command, execute, look_up, query};
+use super::{Db, Tx, command, execute, look_up, query};
 use crate::error::Result;
 use crate::inbox::{FiredTimer, JournalEntry, ProcessWrite, Settled, Settlement, TimerWrite};
 use crate::process::{Data, Instance, Status, TimerDue};
@@ -122,7 +122,7 @@ pub(super) async fn load_by_ids(db: &Db, client: &Object, ids: &[Uuid]) -> Resul
     Ok(look_up(db, client, LOAD_BY_ID, &[&ids]).await?.iter().map(instance).collect())
 }
 
-pub(super) async fn load_by_id(db: &Db, tx: &Transaction<'_>, ids: &[Uuid]) -> Result<HashMap<Uuid, Instance>> {
+pub(super) async fn load_by_id(db: &Db, tx: &Tx<'_>, ids: &[Uuid]) -> Result<HashMap<Uuid, Instance>> {
     let rows = query(db, tx, LOAD_BY_ID, &[&ids]).await?;
     Ok(rows.iter().map(instance).map(|instance| (instance.id, instance)).collect())
 }
@@ -142,13 +142,7 @@ fn instance(row: &Row) -> Instance {
     }
 }
 
-pub(super) async fn write(
-    db: &Db,
-    consumer_id: i32,
-    tx: &Transaction<'_>,
-    s: &Settlement,
-    expect: Expect,
-) -> Result<(), Stop> {
+pub(super) async fn write(db: &Db, consumer_id: i32, tx: &Tx<'_>, s: &Settlement, expect: Expect) -> Result<(), Stop> {
     let timers = async {
         // A timer that fired may be set anew by the same batch.
         fire(db, tx, s).await?;
@@ -166,7 +160,7 @@ pub(super) async fn write(
     first_failure([advanced, created, journaled, timed, commanded, counted])
 }
 
-async fn create(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite], expect: Expect) -> Result<(), Stop> {
+async fn create(db: &Db, tx: &Tx<'_>, processes: &[ProcessWrite], expect: Expect) -> Result<(), Stop> {
     let new: Vec<&Instance> = processes.iter().filter(|p| p.expected.is_none()).map(|p| &p.instance).collect();
     if new.is_empty() {
         return Ok(());
@@ -193,7 +187,7 @@ async fn create(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite], expec
     all_written(expect.new_rows(created)?, new.len())
 }
 
-async fn advance(db: &Db, tx: &Transaction<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
+async fn advance(db: &Db, tx: &Tx<'_>, processes: &[ProcessWrite]) -> Result<(), Stop> {
     let mut moved: Vec<&ProcessWrite> = processes.iter().filter(|p| p.expected.is_some()).collect();
     if moved.is_empty() {
         return Ok(());
@@ -223,7 +217,7 @@ fn all_written(rows: u64, processes: usize) -> Result<(), Stop> {
     if rows < processes as u64 { Err(Stop::Retry(Settled::Conflict)) } else { Ok(()) }
 }
 
-async fn journal(db: &Db, tx: &Transaction<'_>, entries: &[JournalEntry]) -> Result<()> {
+async fn journal(db: &Db, tx: &Tx<'_>, entries: &[JournalEntry]) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
@@ -249,7 +243,7 @@ async fn journal(db: &Db, tx: &Transaction<'_>, entries: &[JournalEntry]) -> Res
     Ok(())
 }
 
-async fn fire(db: &Db, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+async fn fire(db: &Db, tx: &Tx<'_>, s: &Settlement) -> Result<(), Stop> {
     if !s.fired.is_empty() {
         let ids = column(&s.fired, |t: &FiredTimer| t.process_id);
         let names = column(&s.fired, |t| t.name.as_str());
@@ -265,14 +259,14 @@ async fn fire(db: &Db, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop>
     Ok(())
 }
 
-async fn set_timers(db: &Db, consumer_id: i32, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
+async fn set_timers(db: &Db, consumer_id: i32, tx: &Tx<'_>, s: &Settlement) -> Result<()> {
     let (set, cancelled): (Vec<_>, Vec<_>) = s.timers.iter().partition(|t| t.due.is_some());
     // Of several changes to one timer the last counts, so these are different timers.
     let (cancelled, set) = tokio::join!(cancel(db, tx, &cancelled), set_due(db, consumer_id, tx, &set));
     cancelled.and(set)
 }
 
-async fn cancel(db: &Db, tx: &Transaction<'_>, cancelled: &[&TimerWrite]) -> Result<()> {
+async fn cancel(db: &Db, tx: &Tx<'_>, cancelled: &[&TimerWrite]) -> Result<()> {
     if cancelled.is_empty() {
         return Ok(());
     }
@@ -280,7 +274,7 @@ async fn cancel(db: &Db, tx: &Transaction<'_>, cancelled: &[&TimerWrite]) -> Res
     execute(db, tx, FIRE, &[&ids, &names]).await.map(drop)
 }
 
-async fn set_due(db: &Db, consumer_id: i32, tx: &Transaction<'_>, set: &[&TimerWrite]) -> Result<()> {
+async fn set_due(db: &Db, consumer_id: i32, tx: &Tx<'_>, set: &[&TimerWrite]) -> Result<()> {
     if set.is_empty() {
         return Ok(());
     }

@@ -17,12 +17,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::relay::{Holder, Ranges, Snapshot};
 
 /// Commits of the relay may be lost in a crash: then the rows are sent again, which is allowed.
-/// The planner is pinned to the indexes, which are 2 us a row; its other ideas are 5 to 7.
+/// The planner is pinned to the indexes, which are 2 us a row; its other ideas are 5 to 7. It plans each statement
+/// once: planning is a third of the price of reading a single row.
 const SETTINGS: &str = "
 set synchronous_commit = off;
 set enable_seqscan = off;
 set enable_bitmapscan = off;
 set enable_sort = off;
+set plan_cache_mode = force_generic_plan;
 set jit = off;
 set statement_timeout = '60s';
 set idle_in_transaction_session_timeout = '60s'";

@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::columns::column;
 use super::listen::Channel;
 use super::relay::Link;
-use super::relay_rows::IdRow;
 use crate::error::Result;
 use crate::message::dedupe_key;
 
@@ -78,6 +77,17 @@ pub(crate) struct Subscriber {
     pub(crate) parked: bool,
 }
 
+/// A row as far as it says who gets it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Routed<'a> {
+    pub(crate) shard: i16,
+    pub(crate) id: i64,
+    pub(crate) message_id: Uuid,
+    pub(crate) event_type: &'a str,
+    /// As `INTERNAL:<queue>`, for a message to a queue.
+    pub(crate) queue: Option<&'a str>,
+}
+
 /// A row that a consumer is to get, unless it has seen it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivery {
@@ -94,11 +104,11 @@ impl Subscriptions {
     }
 
     /// What the rows mean for the consumers, in the order of the rows, but for those that have them already.
-    pub(crate) fn deliveries(&self, rows: &[IdRow], but: &HashSet<i32>) -> Vec<Delivery> {
-        let mut deliveries = Vec::with_capacity(rows.len());
+    pub(crate) fn deliveries<'a>(&self, rows: impl Iterator<Item = Routed<'a>>, but: &HashSet<i32>) -> Vec<Delivery> {
+        let mut deliveries = Vec::new();
         for row in rows {
-            let message_id = row.message_id.to_string();
-            for consumer in self.takers(row).filter(|consumer| !but.contains(&consumer.id)) {
+            for consumer in self.takers(&row).filter(|consumer| !but.contains(&consumer.id)) {
+                let message_id = row.message_id.to_string();
                 let dedupe = dedupe_key([&*consumer.name, "INTERNAL", &message_id]);
                 deliveries.push(Delivery { shard: row.shard, id: row.id, consumer_id: consumer.id, dedupe });
             }
@@ -107,10 +117,10 @@ impl Subscriptions {
     }
 
     /// A message to a queue is for those who take the queue, and for nobody else: `*` is about event types.
-    pub(crate) fn takers(&self, row: &IdRow) -> impl Iterator<Item = &Subscriber> {
-        let named = match &row.queue {
+    pub(crate) fn takers<'a>(&'a self, row: &Routed<'_>) -> impl Iterator<Item = &'a Subscriber> + use<'a> {
+        let named = match row.queue {
             Some(queue) => self.by_queue.get(queue),
-            None => self.by_type.get(&row.event_type).filter(|_| row.event_type != "*"),
+            None => self.by_type.get(row.event_type).filter(|_| row.event_type != "*"),
         };
         let named = named.map_or(&[][..], Vec::as_slice);
         let all = self.by_type.get("*").filter(|_| row.queue.is_none()).map_or(&[][..], Vec::as_slice);

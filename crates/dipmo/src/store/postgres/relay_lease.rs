@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use super::{Db, begin, commit, execute, query};
+use super::{Db, Tx, execute, query};
 use crate::error::Result;
 use crate::relay::Ranges;
 
@@ -74,17 +74,17 @@ pub(crate) struct TakenShard {
 /// Says that the relay is alive and what it sees; `first` when the process has just begun.
 pub(crate) async fn heartbeat(db: &Db, node: &str, detail: &serde_json::Value, first: bool) -> Result<()> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     execute(db, &tx, HEARTBEAT, &[&node, detail, &db.clock().for_statement(), &first]).await?;
-    commit(tx).await
+    tx.commit().await
 }
 
 /// How many relays serve the lane now.
 pub(crate) async fn alive(db: &Db, lane: &str, lease: Duration) -> Result<usize> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let rows = query(db, &tx, ALIVE, &[&lane, &lease.as_secs_f64(), &db.clock().for_statement()]).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(usize::try_from(rows[0].get::<_, i64>(0)).unwrap_or(0))
 }
 
@@ -92,11 +92,11 @@ pub(crate) async fn alive(db: &Db, lane: &str, lease: Duration) -> Result<usize>
 pub(crate) async fn renew(db: &Db, node: &str, held: &[(i16, i64)], lease: Duration) -> Result<Vec<i16>> {
     let (shards, epochs): (Vec<i16>, Vec<i64>) = held.iter().copied().unzip();
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let params: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
         [&node, &shards, &epochs, &lease.as_secs_f64(), &db.clock().for_statement()];
     let rows = query(db, &tx, RENEW, &params).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
@@ -110,11 +110,11 @@ pub(crate) async fn take(
 ) -> Result<Vec<TakenShard>> {
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
         [&node, &lane, &held, &count, &lease.as_secs_f64(), &db.clock().for_statement()];
     let rows = query(db, &tx, TAKE, &params).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     rows.iter().map(taken).collect()
 }
 
@@ -127,15 +127,15 @@ fn taken(row: &Row) -> Result<TakenShard> {
 pub(crate) async fn release(db: &Db, node: &str, held: &[(i16, i64)]) -> Result<()> {
     let (shards, epochs): (Vec<i16>, Vec<i64>) = held.iter().copied().unzip();
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     execute(db, &tx, RELEASE, &[&node, &shards, &epochs]).await?;
-    commit(tx).await
+    tx.commit().await
 }
 
 /// Takes the relay out of the list of the living.
 pub(crate) async fn forget(db: &Db, node: &str) -> Result<()> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     execute(db, &tx, FORGET, &[&node]).await?;
-    commit(tx).await
+    tx.commit().await
 }

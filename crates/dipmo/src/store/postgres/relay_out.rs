@@ -5,6 +5,7 @@ use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::relay_internal::Routed;
 use super::wal::{Origin, WalRow};
 use crate::message::Message;
 use crate::transport::{DEBEZIUM_HEADERS, Outgoing};
@@ -38,6 +39,12 @@ impl OutRow {
             Self::Table(row) => row.get(4),
             Self::Wal(row) => row.key(),
         }
+    }
+
+    pub(crate) fn routed(&self) -> Routed<'_> {
+        let row = self.outgoing(0);
+        let queue = Some(self.destination()).filter(|destination| *destination != "INTERNAL");
+        Routed { shard: row.shard, id: row.id, message_id: row.message_id, event_type: row.event_type, queue }
     }
 
     /// About what it takes in memory.

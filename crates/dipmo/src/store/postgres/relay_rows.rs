@@ -229,18 +229,6 @@ pub(crate) struct IdRow {
 }
 
 impl IdRow {
-    pub(crate) fn of(row: &OutRow) -> Self {
-        let outgoing = row.outgoing(0);
-        let queue = Some(row.destination()).filter(|destination| *destination != "INTERNAL").map(str::to_owned);
-        Self {
-            shard: outgoing.shard,
-            id: outgoing.id,
-            message_id: outgoing.message_id,
-            event_type: outgoing.event_type.to_owned(),
-            queue,
-        }
-    }
-
     fn read(row: &Row) -> Self {
         let (shard, id, message_id) = (row.get(0), row.get(1), row.get(2));
         Self { shard, id, message_id, event_type: row.get(3), queue: row.get(4) }

@@ -21,6 +21,11 @@ pub const MIGRATIONS: &[Migration] = &[
     Migration { version: 2, name: "wal", sql: include_str!("../../../migrations/postgres/0002_wal.sql") },
     Migration { version: 3, name: "commands", sql: include_str!("../../../migrations/postgres/0003_commands.sql") },
     Migration { version: 4, name: "taken", sql: include_str!("../../../migrations/postgres/0004_taken.sql") },
+    Migration {
+        version: 5,
+        name: "journal_key",
+        sql: include_str!("../../../migrations/postgres/0005_journal_key.sql"),
+    },
 ];
 
 /// The oldest server the SQL is written for, as `server_version_num`.

@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use deadpool_postgres::Transaction;
 use uuid::Uuid;
 
 use super::columns::column;
 use super::inbox::PgInbox;
-use super::{Db, begin, commit, execute, outbox, process, query};
+use super::{Db, Tx, execute, outbox, process, query};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inbox::{Arrival, Fence, Held, Park, RELAY_SCOPE, Settled, Settlement, Stored};
+use crate::message::OutMessage;
 
 const FENCE: &str = "
 -- inbox.fence
@@ -212,17 +212,17 @@ pub(super) fn surprised_for_good() -> Error {
 /// `None` when it expected too much.
 async fn settle_expecting(inbox: &PgInbox, settlement: &Settlement, expect: Expect) -> Result<Option<Settled>> {
     let mut client = inbox.db().client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     prepare_locks(inbox.db(), &tx).await?;
     // Nobody's code runs in between, so nothing need wait for the guard: it is all undone if that objects.
     let (guarded, written, appended) = tokio::join!(
         biased;
         guard(inbox, &tx, settlement, expect),
         write_messages_and_processes(inbox, &tx, settlement, expect),
-        write_outbox(inbox, &tx, settlement),
+        write_outbox(inbox, &tx, &settlement.outbox),
     );
     match first_failure([guarded, written, appended]) {
-        Ok(()) => commit(tx).await.map(|()| Some(Settled::Committed)),
+        Ok(()) => tx.commit().await.map(|()| Some(Settled::Committed)),
         Err(Stop::Retry(outcome)) => rolled_back(tx, Some(outcome)).await,
         Err(Stop::Surprise) => rolled_back(tx, None).await,
         Err(Stop::Failed(error)) => Err(error),
@@ -231,7 +231,7 @@ async fn settle_expecting(inbox: &PgInbox, settlement: &Settlement, expect: Expe
 
 /// What is prepared is on the wire as soon as it is polled: the guard first, then what gets hold of keys and
 /// processes, then the outbox, always in this order.
-async fn prepare_locks(db: &Db, tx: &Transaction<'_>) -> Result<()> {
+async fn prepare_locks(db: &Db, tx: &Tx<'_>) -> Result<()> {
     for statement in
         [FENCE, FENCE_SHARDS, DEDUPE, DEDUPE_NEW, FINISH, process::CREATE, process::CREATE_NEW, process::ADVANCE]
     {
@@ -241,13 +241,13 @@ async fn prepare_locks(db: &Db, tx: &Transaction<'_>) -> Result<()> {
 }
 
 /// Ends the transaction before the connection goes back to the pool.
-pub(super) async fn rolled_back<T>(tx: Transaction<'_>, outcome: T) -> Result<T> {
-    tx.rollback().await.map_err(|e| super::failed("rollback", e))?;
+pub(super) async fn rolled_back<T>(tx: Tx<'_>, outcome: T) -> Result<T> {
+    tx.rollback().await?;
     Ok(outcome)
 }
 
 /// Everything that must hold before user code may run in the transaction.
-pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement, expect: Expect) -> Result<(), Stop> {
+pub(super) async fn guard(inbox: &PgInbox, tx: &Tx<'_>, s: &Settlement, expect: Expect) -> Result<(), Stop> {
     let (fence, duplicates, parked) = tokio::join!(
         check_fence(inbox.db(), tx, &s.fence),
         dedupe(inbox.db(), tx, &s.arrivals, expect),
@@ -263,7 +263,7 @@ pub(super) async fn guard(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement,
 }
 
 /// True if all of them still wait as they did.
-async fn lock_parked(inbox: &PgInbox, tx: &Transaction<'_>, keys: &[(String, Option<i64>)]) -> Result<bool> {
+async fn lock_parked(inbox: &PgInbox, tx: &Tx<'_>, keys: &[(String, Option<i64>)]) -> Result<bool> {
     if keys.is_empty() {
         return Ok(true);
     }
@@ -275,15 +275,22 @@ async fn lock_parked(inbox: &PgInbox, tx: &Transaction<'_>, keys: &[(String, Opt
 
 /// Everything that the settlement leaves behind. The outbox comes last: its ids are then in the order in which
 /// transactions got hold of their process or key, and are held open for the shortest time.
-pub(super) async fn write(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
+pub(super) async fn write(
+    inbox: &PgInbox,
+    tx: &Tx<'_>,
+    s: &Settlement,
+    handlers_outbox: Vec<OutMessage>,
+) -> Result<(), Stop> {
     write_messages_and_processes(inbox, tx, s, Expect::Duplicates).await?;
-    write_outbox(inbox, tx, s).await
+    let mut outbox = s.outbox.clone();
+    outbox.extend(handlers_outbox);
+    write_outbox(inbox, tx, &outbox).await
 }
 
 /// Sent without waiting for each answer: parts that are polled together touch different rows.
 async fn write_messages_and_processes(
     inbox: &PgInbox,
-    tx: &Transaction<'_>,
+    tx: &Tx<'_>,
     s: &Settlement,
     expect: Expect,
 ) -> Result<(), Stop> {
@@ -303,8 +310,8 @@ async fn write_messages_and_processes(
     first_failure([processes, versions.map_err(Stop::from), messages])
 }
 
-async fn write_outbox(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<(), Stop> {
-    let taken = outbox::append(inbox.db(), tx, &s.outbox).await?;
+async fn write_outbox(inbox: &PgInbox, tx: &Tx<'_>, messages: &[OutMessage]) -> Result<(), Stop> {
+    let taken = outbox::append(inbox.db(), tx, messages).await?;
     if !taken.is_empty() {
         return Err(Stop::Retry(Settled::VersionsTaken(taken)));
     }
@@ -321,7 +328,7 @@ pub(super) fn first_failure<const N: usize>(parts: [Result<(), Stop>; N]) -> Res
     }
 }
 
-async fn remember_versions(inbox: &PgInbox, tx: &Transaction<'_>, versions: &[(String, i64)]) -> Result<()> {
+async fn remember_versions(inbox: &PgInbox, tx: &Tx<'_>, versions: &[(String, i64)]) -> Result<()> {
     if versions.is_empty() {
         return Ok(());
     }
@@ -329,7 +336,7 @@ async fn remember_versions(inbox: &PgInbox, tx: &Transaction<'_>, versions: &[(S
     execute(inbox.db(), tx, REMEMBER_VERSIONS, &[&inbox.consumer_id(), &keys, &versions]).await.map(drop)
 }
 
-async fn release(inbox: &PgInbox, tx: &Transaction<'_>, released: &[(String, Option<i64>)]) -> Result<()> {
+async fn release(inbox: &PgInbox, tx: &Tx<'_>, released: &[(String, Option<i64>)]) -> Result<()> {
     if released.is_empty() {
         return Ok(());
     }
@@ -337,7 +344,7 @@ async fn release(inbox: &PgInbox, tx: &Transaction<'_>, released: &[(String, Opt
     execute(inbox.db(), tx, RELEASE, &[&inbox.consumer_id(), &keys, &heads]).await.map(drop)
 }
 
-pub(super) async fn check_fence(db: &Db, tx: &Transaction<'_>, fence: &Fence) -> Result<()> {
+pub(super) async fn check_fence(db: &Db, tx: &Tx<'_>, fence: &Fence) -> Result<()> {
     if fence.is_empty() {
         return Ok(());
     }
@@ -360,7 +367,7 @@ pub(super) async fn check_fence(db: &Db, tx: &Transaction<'_>, fence: &Fence) ->
 }
 
 /// Answers with those that were seen before.
-async fn dedupe(db: &Db, tx: &Transaction<'_>, arrivals: &[Arrival], expect: Expect) -> Result<HashSet<Uuid>, Stop> {
+async fn dedupe(db: &Db, tx: &Tx<'_>, arrivals: &[Arrival], expect: Expect) -> Result<HashSet<Uuid>, Stop> {
     if arrivals.is_empty() {
         return Ok(HashSet::new());
     }
@@ -376,7 +383,7 @@ async fn dedupe(db: &Db, tx: &Transaction<'_>, arrivals: &[Arrival], expect: Exp
     Ok(keys.into_iter().filter(|key| !new.contains(key)).collect())
 }
 
-async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
+async fn arrive(inbox: &PgInbox, tx: &Tx<'_>, s: &Settlement) -> Result<()> {
     let arrivals: Vec<&Arrival> = s.arrivals.iter().filter(|a| !(s.is_from_outbox() && a.is_processed())).collect();
     if arrivals.is_empty() {
         return Ok(());
@@ -428,7 +435,7 @@ async fn arrive(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result
 }
 
 /// What did not end on arrival is open work; some of it parks its key.
-async fn open(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[&Arrival], ids: &[Option<i64>]) -> Result<()> {
+async fn open(inbox: &PgInbox, tx: &Tx<'_>, arrivals: &[&Arrival], ids: &[Option<i64>]) -> Result<()> {
     let known = arrivals.iter().zip(ids).filter_map(|(arrival, id)| Some((*arrival, (*id)?)));
     let open: Vec<(&Arrival, i64)> = known.filter(|(a, _)| !a.disposition.state().is_closed()).collect();
     if open.is_empty() {
@@ -457,7 +464,7 @@ async fn open(inbox: &PgInbox, tx: &Transaction<'_>, arrivals: &[&Arrival], ids:
     Ok(())
 }
 
-async fn finish(db: &Db, tx: &Transaction<'_>, stored: &[Stored]) -> Result<(), Stop> {
+async fn finish(db: &Db, tx: &Tx<'_>, stored: &[Stored]) -> Result<(), Stop> {
     let closed: Vec<&Stored> = stored.iter().filter(|s| s.disposition.state().is_closed()).collect();
     if closed.is_empty() {
         return Ok(());
@@ -469,7 +476,7 @@ async fn finish(db: &Db, tx: &Transaction<'_>, stored: &[Stored]) -> Result<(), 
     settled_all(gone, ids.len())
 }
 
-async fn postpone(inbox: &PgInbox, tx: &Transaction<'_>, stored: &[Stored]) -> Result<(), Stop> {
+async fn postpone(inbox: &PgInbox, tx: &Tx<'_>, stored: &[Stored]) -> Result<(), Stop> {
     let open: Vec<&Stored> = stored.iter().filter(|s| !s.disposition.state().is_closed()).collect();
     if open.is_empty() {
         return Ok(());
@@ -496,7 +503,7 @@ async fn postpone(inbox: &PgInbox, tx: &Transaction<'_>, stored: &[Stored]) -> R
 }
 
 /// A key that began to wait for a version drains at once if that version is parked already.
-async fn find_awaited(inbox: &PgInbox, tx: &Transaction<'_>, s: &Settlement) -> Result<()> {
+async fn find_awaited(inbox: &PgInbox, tx: &Tx<'_>, s: &Settlement) -> Result<()> {
     let awaits = |parks: Option<Park>| matches!(parks, Some(Park::ForVersion(_)));
     let stored = s.stored.iter().filter(|stored| awaits(stored.parks)).map(|stored| stored.key.as_str());
     let arrived = s.arrivals.iter().filter(|a| awaits(a.parks)).map(|a| a.message.key.as_str());

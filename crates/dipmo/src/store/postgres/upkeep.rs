@@ -8,7 +8,7 @@ use std::time::Duration;
 use deadpool_postgres::Object;
 use time::{Date, OffsetDateTime};
 
-use super::{Db, begin, commit, execute, failed, query};
+use super::{Db, Tx, execute, failed, query};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How far the detaching of a partition has come.
@@ -144,24 +144,24 @@ where state in ('PUBLISHED', 'DISCARDED')
 /// Makes the partitions of the coming days; answers with how many.
 pub(crate) async fn cut(db: &Db, days_ahead: i32) -> Result<i32> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     tx.batch_execute(CUT_LIMITS).await.map_err(|e| failed(CUT_LIMITS, e))?;
     let rows = query(db, &tx, CUT, &[&db.clock().for_statement(), &days_ahead]).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(rows.first().map_or(0, |row| row.get(0)))
 }
 
 pub(crate) async fn heartbeat(db: &Db, node: &str) -> Result<()> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     execute(db, &tx, HEARTBEAT, &[&node, &db.clock().for_statement()]).await?;
-    commit(tx).await
+    tx.commit().await
 }
 
 /// Every partition, oldest first, those that are half or wholly detached included.
 pub(crate) async fn partitions(db: &Db) -> Result<(Date, Vec<Partition>)> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let today = query(db, &tx, TODAY, &[&db.clock().for_statement()]).await?;
     let today = today.first().expect("a select without a table gives one row").get(0);
     let rows = query(db, &tx, PARTITIONS, &[]).await?;
@@ -177,7 +177,7 @@ pub(crate) async fn partitions(db: &Db) -> Result<(Date, Vec<Partition>)> {
         },
     };
     let found = rows.iter().map(partition).collect();
-    commit(tx).await?;
+    tx.commit().await?;
     Ok((today, found))
 }
 
@@ -193,28 +193,28 @@ pub(crate) async fn forget(db: &Db, memory: Memory, window: Duration, max: i64) 
         Memory::TakenCommands => FORGET_TAKEN,
     };
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let window = window.as_secs_f64();
     let gone = execute(db, &tx, statement, &[&db.clock().for_statement(), &window, &max]).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(gone)
 }
 
 pub(crate) async fn forget_nodes(db: &Db, silent_for: Duration) -> Result<u64> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let now = db.clock().for_statement();
     let gone = execute(db, &tx, FORGET_NODES, &[&now, &silent_for.as_secs_f64()]).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(gone)
 }
 
 /// Deletes settled exceptions of rows that are gone: those below the first id that is left.
 pub(crate) async fn forget_exceptions(db: &Db, first_id: i64) -> Result<u64> {
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     let gone = execute(db, &tx, FORGET_EXCEPTIONS, &[&first_id]).await?;
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(gone)
 }
 

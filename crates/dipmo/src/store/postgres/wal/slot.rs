@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 
 use super::{ForeignTable, Lsn};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::postgres::{Db, begin, commit, failed, look_up, query};
+use crate::store::postgres::{Db, Tx, failed, look_up, query};
 
 /// What PostgreSQL cuts names to.
 const NAME_MAX: usize = 63;
@@ -121,7 +121,7 @@ pub(crate) fn verifying_slot_name(schema: &str) -> String {
 pub(crate) async fn ensure_publication(db: &Db, foreign: &[ForeignTable]) -> Result<bool> {
     let name = publication_name(db.schema());
     let mut client = db.client().await?;
-    let tx = begin(&mut client).await?;
+    let tx = Tx::begin(&mut client)?;
     query(db, &tx, LOCK_PUBLICATION, &[]).await?;
     let found = query(db, &tx, PUBLICATION, &[&name]).await?;
     if found.first().is_some_and(|row| !row.get::<_, bool>(0)) {
@@ -147,7 +147,7 @@ pub(crate) async fn ensure_publication(db: &Db, foreign: &[ForeignTable]) -> Res
             format!("alter publication {} add table {}.{}", quoted(&name), quoted(&table.schema), quoted(&table.table));
         tx.batch_execute(&add).await.map_err(|error| failed("-- wal.add_to_publication", error))?;
     }
-    commit(tx).await?;
+    tx.commit().await?;
     Ok(found.is_empty())
 }
 
