@@ -22,7 +22,8 @@ use clap::Parser as _;
 
 use crate::exit::Exit;
 
-/// A fourth less processor time than with the allocator of glibc, as measured with `cargo xtask bench saga`.
+/// A fourth less processor time than with the allocator of glibc, as measured with `cargo xtask bench saga`. The
+/// Kafka client below uses it too; `.cargo/config.toml` says how it is built.
 #[cfg(not(target_env = "msvc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
