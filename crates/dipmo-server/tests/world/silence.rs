@@ -35,7 +35,7 @@ fn carry(client: TcpStream, server: TcpStream, marked: &'static str) {
         let (mut buffer, mut said) = ([0; 65_536], Vec::new());
         while let Ok(count @ 1..) = from_client.read(&mut buffer) {
             said.extend_from_slice(&buffer[..count]);
-            if contains(&said, marked.as_bytes()) && contains(&buffer[..count], b"COMMIT\0") {
+            if contains(&said, marked.as_bytes()) && contains(&buffer[..count], b"commit\0") {
                 hush.store(true, Ordering::SeqCst);
             }
             if to_server.write_all(&buffer[..count]).is_err() {

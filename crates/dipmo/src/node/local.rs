@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::future::try_join_all;
+use tokio::task::JoinSet;
 
 use crate::consumer::{Consumer, Grouping, Handler, Mode, Source};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::inbox::{Fence, Held, RELAY_SCOPE};
 use crate::message::Message;
 use crate::relay::{HeldShard, LocalConsumers, Offer};
@@ -40,21 +40,39 @@ impl LocalRunners {
         let named = |runner: Runner| (runner.consumer().name.clone(), runner);
         Self { runners: runners.into_iter().map(named).collect(), wake }
     }
+}
 
-    async fn handle_part(
-        &self,
-        runner: &Runner,
-        fence: &Fence,
-        deliveries: &[Delivery],
-        mut foreknown: Foreknown,
-    ) -> Result<()> {
-        for batch in deliveries.chunks(runner.consumer().batch_max) {
-            let report = runner.handle_knowing(fence, batch, foreknown).await?;
+/// What the messages of an offer are handled with.
+#[derive(Debug, Clone)]
+struct Taker {
+    runner: Runner,
+    fence: Fence,
+    foreknown: Foreknown,
+    wake: Wake,
+}
+
+impl Taker {
+    async fn handle(mut self, deliveries: Vec<Delivery>) -> Result<()> {
+        for batch in deliveries.chunks(self.runner.consumer().batch_max) {
+            let report = self.runner.handle_knowing(&self.fence, batch, self.foreknown).await?;
             if report.retried + report.parked > 0 {
                 self.wake.fire();
             }
             // What follows may be of a key that waits since just now.
-            foreknown.parked |= report.processed < batch.len();
+            self.foreknown.parked |= report.processed < batch.len();
+        }
+        Ok(())
+    }
+
+    /// Each part in a task of its own: deciding on many takes a processor a while. When one fails, or nobody waits
+    /// any more, the others are given up; what they have committed by then is found out when it is offered again.
+    async fn handle_side_by_side(self, parts: Vec<Vec<Delivery>>) -> Result<()> {
+        let mut tasks = JoinSet::new();
+        for part in parts {
+            tasks.spawn(self.clone().handle(part));
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.map_err(|error| Error::new(ErrorKind::Bug, "handling from memory").source(error))??;
         }
         Ok(())
     }
@@ -84,8 +102,11 @@ impl LocalConsumers for LocalRunners {
             |held: &HeldShard| Held { scope: RELAY_SCOPE.to_owned(), bucket: held.shard.into(), epoch: held.epoch };
         let fence: Fence = held.iter().map(as_fence).collect();
         let foreknown = Foreknown { parked, now };
-        let parts = side_by_side(messages);
-        try_join_all(parts.iter().map(|part| self.handle_part(runner, &fence, part, foreknown))).await?;
-        Ok(())
+        let taker = Taker { runner: runner.clone(), fence, foreknown, wake: self.wake.clone() };
+        let mut parts = side_by_side(messages);
+        match parts.len() {
+            1 => taker.handle(parts.remove(0)).await,
+            _ => taker.handle_side_by_side(parts).await,
+        }
     }
 }
