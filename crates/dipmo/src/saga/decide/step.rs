@@ -5,7 +5,6 @@ use uuid::Uuid;
 
 use super::Turn;
 use super::outgoing::send_id;
-use crate::command::envelope::header;
 use crate::command::{CommandChange, CommandError, CommandStatus, End, Issue};
 use crate::process::Status;
 use crate::saga::compiled::{Call, Place};
@@ -48,11 +47,8 @@ impl Turn<'_> {
         record.sends += 1;
         record.unheard += 1;
         record.due = Some(now + timeout);
-        let (id, sends, resubmitted) = (record.command_id, record.sends, record.resubmitted);
-        let mut envelope = self.command_envelope(call, id, sends, content);
-        if resubmitted {
-            envelope = envelope.with_header(header::RESUBMITTED, true);
-        }
+        let (id, sends) = (record.command_id, record.sends);
+        let envelope = self.command_envelope(call, id, sends, content);
         self.emit.push(envelope.into_message(call.to.clone(), self.context.compiled.name()));
         let issue = self.issue(call, id, sends);
         self.commands.push(CommandChange::Issue(issue));
